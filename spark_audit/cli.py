@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from spark_audit.engines.table import Engine
+    from spark_audit.engines.table import TableEngine
 
 app = typer.Typer(
     help="Audit a trail for lost, late and duplicated messages.",
@@ -131,13 +131,13 @@ def run(
     raise typer.Exit(_audit(trail, out, chosen, state, read_back, retired=retired, opened=_ENGINES[engine](threads)))
 
 
-def _duckdb(threads: int | None) -> Engine:
+def _duckdb(threads: int | None) -> TableEngine:
     from spark_audit.engines.duck import DuckEngine
 
     return DuckEngine(threads)
 
 
-def _spark(threads: int | None) -> Engine:
+def _spark(threads: int | None) -> TableEngine:
     if threads is not None:
         raise typer.BadParameter("--threads applies to duckdb only; the master of Spark sets its threads")
     _say("starting Spark")
@@ -162,7 +162,7 @@ def _audit(
     read_back: str | None,
     *,
     retired: list[str],
-    opened: Engine,
+    opened: TableEngine,
 ) -> int:
     from spark_audit.jobs.audit import run_audit
     from spark_audit.jobs.options import Options

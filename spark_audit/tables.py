@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from spark_audit.engines.table import Engine, Table
+from spark_audit.engines.table import Table, TableEngine
 from spark_audit.schema import ENTRIES, EVENTS, PROGRESS, QUEUES, ROWS, TRAIL_VERSION, Fields, TrailError
 
 _EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2})/([0-9]{20})-([0-9]{20})\.parquet)")
@@ -122,7 +122,7 @@ class _Damaged(Exception):
     """Part of the trail that cannot be used; the message gives the reason."""
 
 
-def list_trail(engine: Engine, trail: str) -> TrailListing:
+def list_trail(engine: TableEngine, trail: str) -> TrailListing:
     """List a trail. Raise ``TrailError`` if there is none; damaged files and lines are listed separately."""
     root, paths = engine.walk(trail)
     files, damages = _event_files(paths)
@@ -172,7 +172,7 @@ class UnknownCell(TrailError):
     """The cell does not exist in the trail."""
 
 
-def retire_cell(engine: Engine, trail: str, cell: str) -> None:
+def retire_cell(engine: TableEngine, trail: str, cell: str) -> None:
     """Record in the trail that a cell is gone. Raise ``UnknownCell`` if the trail does not contain it."""
     listing = list_trail(engine, trail)
     if cell not in listing.cells:
@@ -338,21 +338,21 @@ def _snapshot(path: str, text: str, sizes: Mapping[str, int]) -> Snapshot:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def read_events(engine: Engine, listing: TrailListing, files: Iterable[EventFile]) -> Table:
+def read_events(engine: TableEngine, listing: TrailListing, files: Iterable[EventFile]) -> Table:
     """Return the rows of some files with their cell (columns of ``ROWS``), and the URL and name of their file."""
     chosen = list(files)
     rows = engine.read_parquet([listing.url(file.path) for file in chosen], EVENTS, [file.cell for file in chosen])
     return rows.select(*(name for name, _ in ROWS), "path", "file_name")
 
 
-def read_contents(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot], name: str) -> Table:
+def read_contents(engine: TableEngine, listing: TrailListing, snapshots: Sequence[Snapshot], name: str) -> Table:
     """Return one table of some snapshots (one of ``CONTENTS``), with ``cell``."""
     fields = CONTENTS[name]
     urls = [listing.url(f"{each.path}/{name}.parquet") for each in snapshots]
     return engine.read_parquet(urls, fields, [each.cell for each in snapshots]).drop("path", "file_name")
 
 
-def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Table:
+def read_back_table(engine: TableEngine, where: str, name: str, fields: Fields) -> Table:
     """Return one table read back from a cluster; ``where`` is its directory."""
     url = f"{where.rstrip('/')}/{name}.parquet"
     for fault in engine.schema_faults([url], fields).values():
@@ -360,7 +360,7 @@ def read_back_table(engine: Engine, where: str, name: str, fields: Fields) -> Ta
     return engine.read_parquet([url], fields, [""]).select(*(each for each, _ in fields))
 
 
-def read_sums(engine: Engine, listing: TrailListing, paths: Sequence[str]) -> dict[str, str]:
+def read_sums(engine: TableEngine, listing: TrailListing, paths: Sequence[str]) -> dict[str, str]:
     """Return the SHA-256 of files by path, computed where the files are read; empty for an unreadable file."""
     try:
         return dict(zip(paths, engine.sums([listing.url(path) for path in paths]), strict=True))

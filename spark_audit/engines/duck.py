@@ -16,7 +16,7 @@ import duckdb
 
 from spark_audit.engines.columns import Column, Dialect, Order, order_of
 from spark_audit.engines.local import read_texts, type_fault, version_fault, walk_folder
-from spark_audit.engines.table import OF_A_FILE, Engine, How, Row, Table, name_of
+from spark_audit.engines.table import OF_A_FILE, How, Row, Table, TableEngine, name_of
 from spark_audit.schema import Fields, TrailError
 
 _DIALECT = Dialect.DUCKDB
@@ -93,7 +93,7 @@ class DuckTable(Table):
         return [dict(zip(self.columns, row, strict=True)) for row in self._engine.run(self.sql).fetchall()]
 
 
-class DuckEngine(Engine):
+class DuckEngine(TableEngine):
     """In-memory database. Data that does not fit in memory spills to a temporary folder, which is removed on close."""
 
     name: ClassVar[str] = "duckdb"

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_audit.engines.columns import Column, Dialect, Order, order_of
 from spark_audit.engines.local import is_hidden, plain, read_texts, type_fault, version_fault, walk_folder
-from spark_audit.engines.table import OF_A_FILE, Engine, How, Row, Table, name_of
+from spark_audit.engines.table import OF_A_FILE, How, Row, Table, TableEngine, name_of
 from spark_audit.schema import Fields, TrailError
 from spark_audit.session import READ_ERRORS, is_small, set_for
 
@@ -99,7 +99,7 @@ class SparkTable(Table):
         return self._made(self.frame.coalesce(1)) if self._engine.is_small else self
 
 
-class SparkEngine(Engine):
+class SparkEngine(TableEngine):
     """Engine on a Spark session."""
 
     name: ClassVar[str] = "spark"

@@ -20,7 +20,7 @@ class Table(ABC):
 
     __slots__ = ("columns", "engine")
 
-    def __init__(self, engine: Engine, columns: tuple[str, ...]) -> None:
+    def __init__(self, engine: TableEngine, columns: tuple[str, ...]) -> None:
         self.engine = engine
         self.columns = columns
 
@@ -122,7 +122,7 @@ class GroupedTable:
         return self._table._grouped(self._keys, aggregates)
 
 
-class Engine(ABC):
+class TableEngine(ABC):
     """Source of tables, with access to files."""
 
     name: ClassVar[str]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Engine, Row, Table, keep
+from spark_audit.engines.table import Row, Table, TableEngine, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import ForwardingLedger, look_at_border
 from spark_audit.jobs.errors import errors_of
@@ -35,7 +35,7 @@ _OF_CELLS = ("OPENED", "CLOSED", *READS, "GAP", "TAIL_LOST", CLOCK_CHANGED, TOPI
 class Stopwatch:
     """Stopwatch for the duration of a stage."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TableEngine) -> None:
         self._engine = engine
         self._start = engine.nanos()
 
@@ -53,7 +53,7 @@ class _StartOver(Exception):
 class _Run:
     """Working state of one run."""
 
-    engine: Engine
+    engine: TableEngine
     listing: TrailListing
     options: Options
     state: AuditState | None
@@ -68,7 +68,7 @@ class _Run:
 
 
 def run_audit(
-    engine: Engine, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
+    engine: TableEngine, trail: str, options: Options, *, state: str | None = None, read_back: str | None = None
 ) -> AuditOutcome:
     """Audit a trail. With ``state`` (a directory), read only files that no earlier run has read.
 
@@ -90,7 +90,7 @@ def run_audit(
 
 
 def _audit(
-    engine: Engine,
+    engine: TableEngine,
     listing: TrailListing,
     options: Options,
     kept: AuditState | None,

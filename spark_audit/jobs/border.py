@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Engine, Table, keep
+from spark_audit.engines.table import Table, TableEngine, keep
 from spark_audit.jobs import pipeline
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.ledgers import Ledger
@@ -26,7 +26,7 @@ class ForwardingLedger(NamedTuple):
 
 
 def look_at_border(
-    engine: Engine, rows: Table, cells: Sequence[CellState], where: str, options: Options
+    engine: TableEngine, rows: Table, cells: Sequence[CellState], where: str, options: Options
 ) -> ForwardingLedger:
     """Compare ``rows``, the whole trail, with the data read back into the directory ``where``."""
     read = ReadBack(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Engine, Row
+from spark_audit.engines.table import Row, TableEngine
 from spark_audit.jobs.options import Options
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import DEAD, REASONS
@@ -12,7 +12,7 @@ from spark_audit.tables import EventFile, TrailListing
 ERRORS_MAX = 200
 
 
-def errors_of(engine: Engine, listing: TrailListing, files: list[EventFile], options: Options) -> list[Row]:
+def errors_of(engine: TableEngine, listing: TrailListing, files: list[EventFile], options: Options) -> list[Row]:
     """Return the most frequent errors by group, in the range of the report, from readable files.
 
     Files of earlier builds do not have the column and add no errors.

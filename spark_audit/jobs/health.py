@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.local import plain
-from spark_audit.engines.table import Engine, Row, Table
+from spark_audit.engines.table import Row, Table, TableEngine
 from spark_audit.jobs.options import Options
 from spark_audit.rules.density import Hole
 from spark_audit.rules.integrity import (
@@ -92,7 +92,7 @@ class CellState(NamedTuple):
 
 
 def look_at_files(
-    engine: Engine, listing: TrailListing, files: Sequence[EventFile], options: Options
+    engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], options: Options
 ) -> tuple[FileFindings, Table]:
     """Check files. Return the facts and the rows: each record once, from readable files."""
     found = FileFindings(contents_of(engine, listing, files, options))
@@ -144,7 +144,7 @@ def _hour_folder(at_ms: int) -> str:
 
 
 def contents_of(
-    engine: Engine, listing: TrailListing, files: Sequence[EventFile], options: Options
+    engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], options: Options
 ) -> dict[str, Content]:
     """Return the contents of files by path, compared with their manifest lines."""
     lines = {line.path: line for line in listing.lines}
@@ -160,7 +160,7 @@ def contents_of(
     return found
 
 
-def _take_facts(engine: Engine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> bool:
+def _take_facts(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> bool:
     if not files:
         return True
     paths = {plain(listing.url(file.path)): file.path for file in files}
@@ -174,7 +174,7 @@ def _take_facts(engine: Engine, listing: TrailListing, files: Sequence[EventFile
     return len(facts) == len(files)  # Spark reads no rows from an empty file, and DuckDB fails
 
 
-def _can_be_read(engine: Engine, listing: TrailListing, file: EventFile) -> bool:
+def _can_be_read(engine: TableEngine, listing: TrailListing, file: EventFile) -> bool:
     """Return True if every column of a file can be read to its end."""
     columns = [name for name, _ in EVENTS]
     try:
@@ -184,7 +184,7 @@ def _can_be_read(engine: Engine, listing: TrailListing, file: EventFile) -> bool
     return True
 
 
-def rows_of(engine: Engine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> Table:
+def rows_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> Table:
     """Return the rows of files, each once. Record missing and repeated sequences within them."""
     readable = [file for file in files if file.path in found.facts]
     overlapping = _overlapping(readable)
@@ -206,7 +206,7 @@ def rows_of(engine: Engine, listing: TrailListing, files: Sequence[EventFile], f
     return sound.union(once_each(rows))
 
 
-def _events_of(engine: Engine, listing: TrailListing, files: Sequence[EventFile]) -> Table:
+def _events_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile]) -> Table:
     return read_events(engine, listing, files).drop("path", "file_name")
 
 
@@ -306,7 +306,7 @@ def _chain_findings(cell: str, lines: Sequence[ManifestLine], *, is_whole: bool)
 
 
 def sound_snapshots(
-    engine: Engine, listing: TrailListing, undone: Sequence[Undone], options: Options
+    engine: TableEngine, listing: TrailListing, undone: Sequence[Undone], options: Options
 ) -> tuple[list[Snapshot], list[Finding]]:
     """Return the newest intact snapshot of each cell, and a finding for each damaged one.
 
@@ -334,7 +334,7 @@ def sound_snapshots(
     return sound, found
 
 
-def _misshapen(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
+def _misshapen(engine: TableEngine, listing: TrailListing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
     """Return by cell the tables of snapshots, at most one of each cell, that differ from docs/reference/trail.md."""
     found: dict[str, tuple[str, ...]] = {each.cell: () for each in snapshots}
     for name, fields in CONTENTS.items():
@@ -344,7 +344,9 @@ def _misshapen(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapsh
     return found
 
 
-def _miscounted(engine: Engine, listing: TrailListing, snapshots: Sequence[Snapshot]) -> dict[str, tuple[str, ...]]:
+def _miscounted(
+    engine: TableEngine, listing: TrailListing, snapshots: Sequence[Snapshot]
+) -> dict[str, tuple[str, ...]]:
     """Return the tables of snapshots, at most one of each cell, whose row count differs from their head, by cell."""
     if not snapshots:
         return {}
@@ -361,7 +363,7 @@ def _miscounted(engine: Engine, listing: TrailListing, snapshots: Sequence[Snaps
     return found
 
 
-def _altered_in(engine: Engine, listing: TrailListing, snapshot: Snapshot) -> tuple[str, ...]:
+def _altered_in(engine: TableEngine, listing: TrailListing, snapshot: Snapshot) -> tuple[str, ...]:
     """Return the names of the files of a snapshot that are missing or modified."""
     names = tuple(sorted(snapshot.sha256))
     try:
@@ -423,7 +425,7 @@ def watermark_of(cells: Sequence[CellState]) -> int:
     return min(alive) if alive else max((cell.last_at_ms for cell in cells), default=0)
 
 
-def find_stops(engine: Engine, listing: TrailListing, files: FileFindings, events: Sequence[Row]) -> list[Stop]:
+def find_stops(engine: TableEngine, listing: TrailListing, files: FileFindings, events: Sequence[Row]) -> list[Stop]:
     """Return the stops of all cells. ``events`` are the rare ones about cells. Reads the files of the last events."""
     places = last_of_runs(events)
     holding = [

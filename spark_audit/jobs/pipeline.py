@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Engine, Row, Table, keep
+from spark_audit.engines.table import Row, Table, TableEngine, keep
 from spark_audit.jobs.health import CellState, Finding, finding, hole_findings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
@@ -104,7 +104,7 @@ def scan_rows(rows: Table, options: Options) -> Scan:
     return Scan(lettered, keep(counts), rare)
 
 
-def read_held(engine: Engine, listing: TrailListing, cells: Sequence[CellState]) -> HeldRows:
+def read_held(engine: TableEngine, listing: TrailListing, cells: Sequence[CellState]) -> HeldRows:
     """Read the newest snapshot of each cell."""
     newest = [cell.snapshot for cell in cells if cell.snapshot is not None]
     entries, queues, progress = (
@@ -115,7 +115,7 @@ def read_held(engine: Engine, listing: TrailListing, cells: Sequence[CellState])
     return HeldRows(keep(entries), keep(queues), keep(progress))
 
 
-def subscriptions_of(engine: Engine, rare: Sequence[Row], cells: Sequence[CellState], held: HeldRows) -> Table:
+def subscriptions_of(engine: TableEngine, rare: Sequence[Row], cells: Sequence[CellState], held: HeldRows) -> Table:
     """Return the offset ranges that each group reads of each queue; a reset starts another pass.
 
     A pass ends with the offsets that the group finished before the reset, and with the removal of its topic. A topic
@@ -158,7 +158,7 @@ def _begin(passes: list[_Pass], row: Row, after: int) -> None:
         passes.append(_Pass(offset, after_sequence=after))
 
 
-def removals_of(engine: Engine, rare: Sequence[Row]) -> Table:
+def removals_of(engine: TableEngine, rare: Sequence[Row]) -> Table:
     """Return the event that removed each removed topic."""
     found: list[tuple[str, str, int, int, int]] = []
     before: dict[tuple[str, str], int] = {}
@@ -192,7 +192,7 @@ def holes_at_ends(
     return found
 
 
-def reads_of(engine: Engine, rare: Sequence[Row]) -> Table:
+def reads_of(engine: TableEngine, rare: Sequence[Row]) -> Table:
     """Return the start offset of each event that subscribes a group to a queue, up to the removal of the topic."""
     removed = [(row["cell"], row["topic"], row["sequence"]) for row in rare if row["kind"] == "TOPIC_REMOVED"]
     found = []
@@ -207,7 +207,7 @@ def reads_of(engine: Engine, rare: Sequence[Row]) -> Table:
 
 
 def queue_findings(  # noqa: PLR0917 - facts about queues
-    engine: Engine,
+    engine: TableEngine,
     rare: Sequence[Row],
     queues: QueueFacts,
     removals: Table,
@@ -222,7 +222,7 @@ def queue_findings(  # noqa: PLR0917 - facts about queues
 
 
 def read_findings(  # noqa: PLR0917 - facts about groups
-    engine: Engine,
+    engine: TableEngine,
     rare: Sequence[Row],
     beyond: Iterable[ReadKey],
     exits: Mapping[ReadKey, Top],
@@ -262,7 +262,7 @@ def read_findings(  # noqa: PLR0917 - facts about groups
 
 
 def cells_table(
-    engine: Engine,
+    engine: TableEngine,
     cells: Sequence[CellState],
     entry_min: dict[str, int],
     rare: Sequence[Row],
@@ -424,6 +424,6 @@ def letters_of(rare: Table) -> Table:
     )
 
 
-def empty_rows(engine: Engine) -> Table:
+def empty_rows(engine: TableEngine) -> Table:
     """Return a table without rows, with all columns of ``with_letters``."""
     return with_letters(engine.local_table([], ROWS))

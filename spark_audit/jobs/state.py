@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Engine, Table
+from spark_audit.engines.table import Table, TableEngine
 from spark_audit.jobs.health import Content, FileFindings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
@@ -61,7 +61,7 @@ class AuditFacts:
     queues: QueueFacts
 
 
-def load_state(engine: Engine, where: str, options: Options) -> AuditState | None:
+def load_state(engine: TableEngine, where: str, options: Options) -> AuditState | None:
     """Return the newest version. Return None if there is none or if its options differ."""
     numbers = _versions(engine, where)
     if not numbers:
@@ -101,7 +101,7 @@ def load_state(engine: Engine, where: str, options: Options) -> AuditState | Non
 
 
 def save_state(
-    engine: Engine,
+    engine: TableEngine,
     where: str,
     options: Options,
     kept: AuditState | None,
@@ -161,6 +161,6 @@ def _closed(facts: AuditFacts, kept: AuditState | None, options: Options) -> Tab
     return keys if facts.candidates is None else keys.join(facts.candidates, on="key", how="left_anti")
 
 
-def _versions(engine: Engine, where: str) -> list[int]:
+def _versions(engine: TableEngine, where: str) -> list[int]:
     numbers = [int(name[1:]) for name in engine.names_in(where) if name[:1] == "v" and name[1:].isdigit()]
     return [number for number in numbers if engine.is_there(f"{where.rstrip('/')}/v{number}/meta.json")]

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from support.clients.jvm import SPARK
 from support.effort import EFFORT
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session", params=["duckdb", "spark"] if EFFORT > 1 else ["duckdb"])
-def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(request: pytest.FixtureRequest) -> Iterator[TableEngine]:
     """What a test's audits run on."""
     if request.param == "spark":
         from spark_audit.engines.spark import SparkEngine

@@ -17,7 +17,7 @@ from support.effort import at_length
 from support.forges.trail_forge import forge
 from support.forges.trail_mutations import MUTATORS
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import write_outcome
@@ -97,7 +97,7 @@ def bent(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(engine: Engine, bent: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(engine: TableEngine, bent: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What the job writes in this process."""
     out = tmp_path_factory.mktemp("expected")
     outcome = run_audit(engine, str(bent), Options())

@@ -21,7 +21,7 @@ from support.forges.trail_mutations import MUTATORS, SPOOL_MUTATORS
 
 from spark_audit.engines.duck import DuckEngine
 from spark_audit.engines.spark import SparkEngine
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import write_outcome
@@ -31,13 +31,13 @@ COMPARED = ("report.json", "findings.csv", "findings.jsonl", "report.html")
 
 
 @pytest.fixture(scope="module")
-def engines(spark: SparkSession) -> Iterator[Mapping[str, Engine]]:
+def engines(spark: SparkSession) -> Iterator[Mapping[str, TableEngine]]:
     """One of each."""
     with closing(DuckEngine(threads=2)) as duckdb:
         yield {"duckdb": duckdb, "spark": SparkEngine(spark)}
 
 
-def audited(engines: Mapping[str, Engine], trail: Path, out: Path, read_back: Path | None = None) -> int:
+def audited(engines: Mapping[str, TableEngine], trail: Path, out: Path, read_back: Path | None = None) -> int:
     """Audit a trail with both; fail unless all that they write is the same. Return the exit code."""
     codes = set()
     for name, engine in engines.items():
@@ -52,13 +52,13 @@ def audited(engines: Mapping[str, Engine], trail: Path, out: Path, read_back: Pa
 
 
 @at_length  # the other one has sound parts of every kind beside those that lie
-def test_of_a_sound_trail(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+def test_of_a_sound_trail(engines: Mapping[str, TableEngine], tmp_path: Path) -> None:
     """Nothing is found, and the ledgers and pictures are the same."""
     forge(tmp_path / "trail", messages=600, seed=4, rows_per_file=300, snapshots=2)
     assert audited(engines, tmp_path / "trail", tmp_path / "out") == 0
 
 
-def test_of_a_mutated_and_damaged_trail(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+def test_of_a_mutated_and_damaged_trail(engines: Mapping[str, TableEngine], tmp_path: Path) -> None:
     """Every kind of lie that there is, events that disagree, records that are missing, repeated and changed."""
     trail = tmp_path / "trail"
     forge(trail, messages=2_000, seed=5, rows_per_file=1_000)
@@ -75,7 +75,7 @@ def test_of_a_mutated_and_damaged_trail(engines: Mapping[str, Engine], tmp_path:
     assert audited(engines, trail, tmp_path / "out") == 40
 
 
-def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+def test_of_a_trail_with_damaged_files(engines: Mapping[str, TableEngine], tmp_path: Path) -> None:
     """A cell without its file, a line and a head that cannot be read, columns of other types, a beginning removed."""
     trail = tmp_path / "trail"
     forge(trail, messages=400, seed=6, rows_per_file=100)
@@ -112,7 +112,7 @@ def test_of_a_trail_with_damaged_files(engines: Mapping[str, Engine], tmp_path: 
     assert not [each for each in findings if each["severity"] == "lost"]
 
 
-def test_of_messages_that_were_read_back(engines: Mapping[str, Engine], tmp_path: Path) -> None:
+def test_of_messages_that_were_read_back(engines: Mapping[str, TableEngine], tmp_path: Path) -> None:
     """One message is where it was said to be, and one is lost."""
     hand = Hand(tmp_path / "trail")
     for number in range(2):

@@ -15,7 +15,7 @@ from support.effort import at_length
 from support.forges.read_back import Lies, Range, write_read_back
 from support.forges.trail_hand import GROUP, START_MS, TOPIC, Hand
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import AuditOutcome
@@ -66,7 +66,7 @@ class Found(NamedTuple):
 class Audited:
     """All scenarios, each a cell of one trail, and what the audit says of it."""
 
-    def __init__(self, engine: Engine, trail: Path) -> None:
+    def __init__(self, engine: TableEngine, trail: Path) -> None:
         self._hands: dict[Scenario, Hand] = {}
         for write in _SCENARIOS:
             self._hands[write] = hand = Hand(trail, write.__name__, of=f" of {write.__name__}")
@@ -85,12 +85,12 @@ class Audited:
 
 
 @pytest.fixture(scope="module")
-def audited(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+def audited(engine: TableEngine, tmp_path_factory: pytest.TempPathFactory) -> Audited:
     """One audit of all scenarios."""
     return Audited(engine, tmp_path_factory.mktemp("scenarios"))
 
 
-def test_open_entries_by_the_snapshot(engine: Engine, tmp_path: Path) -> None:
+def test_open_entries_by_the_snapshot(engine: TableEngine, tmp_path: Path) -> None:
     """Not in it: lost. In it: pending, overdue after its time, lost when stranded. Accepted behind it: no proof.
 
     What its topic keeps back after its time is pending.
@@ -116,7 +116,7 @@ def test_open_entries_by_the_snapshot(engine: Engine, tmp_path: Path) -> None:
     assert [sum(row[name] for row in rows) for name in names] == [7, 3, 1, 2, 1]
 
 
-def test_a_gap_takes_the_proof_away(engine: Engine, tmp_path: Path) -> None:
+def test_a_gap_takes_the_proof_away(engine: TableEngine, tmp_path: Path) -> None:
     """What was accepted before a gap may have ended in it; what was accepted behind it is lost all the same."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 1_000)
@@ -133,7 +133,7 @@ def test_a_gap_takes_the_proof_away(engine: Engine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_a_late_delivery_names_the_stop(engine: Engine, tmp_path: Path, steps: int) -> None:
+def test_a_late_delivery_names_the_stop(engine: TableEngine, tmp_path: Path, steps: int) -> None:
     """The daemon was down at the due time, killed or in order; what was late without a stop has none.
 
     Read in one go, and in two runs of which the second has the events after the stop.
@@ -172,7 +172,7 @@ def deliver(hand: Hand, entry: int, due_ms: int, at_ms: int) -> None:
 
 
 @at_length
-def test_a_gap_excuses_an_exit_too_much(engine: Engine, tmp_path: Path) -> None:
+def test_a_gap_excuses_an_exit_too_much(engine: TableEngine, tmp_path: Path) -> None:
     """A second nack in the lane may be of a visit that lies in the gap; a second ack of one place is one too much."""
     hand = Hand(tmp_path)
     hand.subscribed()
@@ -264,7 +264,7 @@ def test_messages_for_a_cluster(audited: Audited) -> None:
     assert "cluster" not in found.report
 
 
-def test_messages_read_back_are_compared(engine: Engine, tmp_path: Path) -> None:
+def test_messages_read_back_are_compared(engine: TableEngine, tmp_path: Path) -> None:
     """Lost only where every queue rules it out; copies are explained by doubt; the rest was not read back."""
     hand = Hand(tmp_path / "trail")
     numbers = range(13)
@@ -452,7 +452,7 @@ def test_copies_that_wait(audited: Audited) -> None:
 
 
 @at_length
-def test_messages_unknown_to_the_trail(engine: Engine, tmp_path: Path) -> None:
+def test_messages_unknown_to_the_trail(engine: TableEngine, tmp_path: Path) -> None:
     """An entry nobody accepted, and one that was handed over before the snapshot, are orphans."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 1_000)
@@ -468,7 +468,7 @@ def test_messages_unknown_to_the_trail(engine: Engine, tmp_path: Path) -> None:
 
 
 @at_length
-def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(engine: Engine, tmp_path: Path) -> None:
+def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(engine: TableEngine, tmp_path: Path) -> None:
     """It is that of the slowest cell; one silent for too long holds nobody up, and its own entries stay open."""
     for cell, at_ms in (("quick", 1_000_000), ("slow", 700_000), ("silent", 0)):
         hand = Hand(tmp_path, cell)
@@ -484,7 +484,7 @@ def test_the_watermark_waits_for_slow_cells_and_not_for_dead_ones(engine: Engine
 
 
 @at_length
-def test_events_without_a_beginning(engine: Engine, tmp_path: Path) -> None:
+def test_events_without_a_beginning(engine: TableEngine, tmp_path: Path) -> None:
     """They are orphans, unless the beginning was retired."""
     for cell, first in (("whole", 0), ("retired", 10)):
         hand = Hand(tmp_path, cell)
@@ -506,7 +506,7 @@ def test_events_without_a_beginning(engine: Engine, tmp_path: Path) -> None:
 
 
 @at_length
-def test_a_spool_directory_that_was_taken_over(engine: Engine, tmp_path: Path) -> None:
+def test_a_spool_directory_that_was_taken_over(engine: TableEngine, tmp_path: Path) -> None:
     """What another spool goes on with is neither lost nor counted twice; a parked one is not overdue."""
     first = Hand(tmp_path, "first", "spool")
     for entry in (1, 2):
@@ -529,7 +529,7 @@ def test_a_spool_directory_that_was_taken_over(engine: Engine, tmp_path: Path) -
 
 
 @at_length
-def test_unknown_kinds_are_reported(engine: Engine, tmp_path: Path) -> None:
+def test_unknown_kinds_are_reported(engine: TableEngine, tmp_path: Path) -> None:
     """They are kept, counted, and change nothing."""
     hand = Hand(tmp_path)
     hand.add("KIND_99", 0, topic=TOPIC, message_id=hand.id_of(1))

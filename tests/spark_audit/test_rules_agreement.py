@@ -27,7 +27,7 @@ from support.forges.trail_forge import forge
 from support.forges.trail_hand import START_MS, Hand
 
 from dmq.trail.manifest import CellFile, Layout, write_cell
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import AuditOutcome
@@ -63,7 +63,7 @@ SCENARIOS = {
 }  # fmt: skip
 
 
-def test_events_that_do_not_agree(engine: Engine, tmp_path: Path) -> None:
+def test_events_that_do_not_agree(engine: TableEngine, tmp_path: Path) -> None:
     """About due time, place, and the end of transactions; the same with a look at every message.
 
     What its topic keeps back, by events behind the snapshot, is not overdue. What is accepted anew by a topic that was
@@ -96,7 +96,7 @@ def put_back(hand: Hand, to: int) -> None:
     hand.add("TAIL_LOST", 500, detail=to, due_ms=hand.sequence + 1 - to)
 
 
-def test_a_restored_store_accuses_no_message(engine: Engine, tmp_path: Path) -> None:
+def test_a_restored_store_accuses_no_message(engine: TableEngine, tmp_path: Path) -> None:
     """What happened since its backup did not happen to it; named are the messages that went with that, unfinished."""
     hand = Hand(tmp_path)
     hand.subscribed()
@@ -145,7 +145,7 @@ def test_a_restored_store_accuses_no_message(engine: Engine, tmp_path: Path) -> 
     assert (exact.report, exact.findings) == (outcome.report, outcome.findings)
 
 
-def test_a_store_is_put_back_and_that_is_undone(engine: Engine, tmp_path: Path) -> None:
+def test_a_store_is_put_back_and_that_is_undone(engine: TableEngine, tmp_path: Path) -> None:
     """First to one backup, then to a later one: what lies between the two is in the store again."""
     hand = Hand(tmp_path)
     first = hand.sequence + 1
@@ -162,7 +162,7 @@ def test_a_store_is_put_back_and_that_is_undone(engine: Engine, tmp_path: Path) 
     assert found == [(gone, "message-2", ""), ("the store was put back", None, "sequences 3 to 4")]
 
 
-def test_a_backup_of_a_moment_ago_is_clean(engine: Engine, tmp_path: Path) -> None:
+def test_a_backup_of_a_moment_ago_is_clean(engine: TableEngine, tmp_path: Path) -> None:
     """Nothing was accepted since then: the audit says that the store was put back, and that all is well."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 900_000)
@@ -176,7 +176,7 @@ def test_a_backup_of_a_moment_ago_is_clean(engine: Engine, tmp_path: Path) -> No
     assert (said(outcome), outcome.exit_code) == ({("one", "PUT_BACK", "the store was put back")}, 0)
 
 
-def test_a_growing_trail_is_marked_when_its_store_was_restored(engine: Engine, tmp_path: Path) -> None:
+def test_a_growing_trail_is_marked_when_its_store_was_restored(engine: TableEngine, tmp_path: Path) -> None:
     """What was taken in already counts for nothing then: the next step begins anew, and says what one run says."""
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     hand = Hand(trail)
@@ -195,7 +195,7 @@ def test_a_growing_trail_is_marked_when_its_store_was_restored(engine: Engine, t
     assert (grown.report, grown.findings) == (whole.report, whole.findings)
 
 
-def test_in_two_cells_one_of_which_removed_the_topic(engine: Engine, tmp_path: Path) -> None:
+def test_in_two_cells_one_of_which_removed_the_topic(engine: TableEngine, tmp_path: Path) -> None:
     """What another daemon accepts is a duplicate as long as the first one's topic is there."""
     one, other = Hand(tmp_path, "one"), Hand(tmp_path, "other")
     for number in (1, 2, 3):
@@ -216,7 +216,7 @@ def test_in_two_cells_one_of_which_removed_the_topic(engine: Engine, tmp_path: P
     assert sum(row["duplicated"] for row in outcome.report["scheduled"]) == 1
 
 
-def test_an_altered_snapshot_accuses_no_message(engine: Engine, tmp_path: Path) -> None:
+def test_an_altered_snapshot_accuses_no_message(engine: TableEngine, tmp_path: Path) -> None:
     """It is unproven, and the one before it is taken."""
     hand = Hand(tmp_path)
     hand.scheduled(1, 900_000)
@@ -251,7 +251,7 @@ def change_head(head: dict[str, Any], how: str) -> None:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_head_that_contradicts_its_snapshot_is_found(engine: Engine, tmp_path: Path, verify: bool) -> None:
+def test_a_head_that_contradicts_its_snapshot_is_found(engine: TableEngine, tmp_path: Path, verify: bool) -> None:
     """In its name, in its files, in their number of rows: the snapshot before it is taken, without checksums too."""
     for cell in (*HEADS, "sound"):
         hand = Hand(tmp_path, cell, of=f" of {cell}")
@@ -281,7 +281,7 @@ def trail(tmp_path: Path) -> Path:
     return path
 
 
-def test_without_manifests_nothing_is_proven(engine: Engine, trail: Path) -> None:
+def test_without_manifests_nothing_is_proven(engine: TableEngine, trail: Path) -> None:
     """All of them gone, or some of a cell's."""
     assert said(run_audit(engine, str(trail), Options())) == set()
     shutil.rmtree(trail / "manifest" / "cell=daemon-0")
@@ -297,7 +297,7 @@ def test_without_manifests_nothing_is_proven(engine: Engine, trail: Path) -> Non
     assert list(path.iterdir())
 
 
-def test_a_line_that_was_forged_breaks_the_chain(engine: Engine, trail: Path) -> None:
+def test_a_line_that_was_forged_breaks_the_chain(engine: TableEngine, trail: Path) -> None:
     """Whatever is changed in a line, the next one does not continue it. Lines of earlier builds are told as such."""
     (path, *_) = sorted((trail / "manifest" / "cell=daemon-0").iterdir())
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -317,7 +317,7 @@ def test_a_line_that_was_forged_breaks_the_chain(engine: Engine, trail: Path) ->
     }
 
 
-def test_files_that_were_exchanged_are_found(engine: Engine, trail: Path) -> None:
+def test_files_that_were_exchanged_are_found(engine: TableEngine, trail: Path) -> None:
     """Even with manifests that were forged to match, and chained anew."""
     one, other = files_of(trail, "daemon-0")[:2]
     contents = one.read_bytes(), other.read_bytes()
@@ -337,7 +337,7 @@ def _say_retired(trail: Path, cell: str, sequence: int) -> None:
     path.write_text(json.dumps(told | {"retired_sequence": sequence}), encoding="utf-8")
 
 
-def test_a_cell_without_files_is_reported_missing(engine: Engine, trail: Path) -> None:
+def test_a_cell_without_files_is_reported_missing(engine: TableEngine, trail: Path) -> None:
     """Events and manifests removed, its own file and snapshots left: there were events, and now there are none."""
     for name in ("events", "manifest"):
         shutil.rmtree(trail / name / "cell=daemon-0")
@@ -353,7 +353,7 @@ def test_a_cell_without_files_is_reported_missing(engine: Engine, trail: Path) -
     assert outcome.exit_code == 30
 
 
-def test_a_daemon_that_has_just_started_is_not_reported_missing(engine: Engine, tmp_path: Path) -> None:
+def test_a_daemon_that_has_just_started_is_not_reported_missing(engine: TableEngine, tmp_path: Path) -> None:
     """Its file is there before its first events are."""
     write_cell(Layout(tmp_path, "one"), CellFile(cell="one", role="daemon", host="here"))
     outcome = run_audit(engine, str(tmp_path), Options())
@@ -361,7 +361,7 @@ def test_a_daemon_that_has_just_started_is_not_reported_missing(engine: Engine, 
 
 
 @pytest.mark.parametrize("where", ["inside of a file", "behind a file", "at the end", "behind the end"])
-def test_more_is_not_retired_than_retention_removes(engine: Engine, trail: Path, where: str) -> None:
+def test_more_is_not_retired_than_retention_removes(engine: TableEngine, trail: Path, where: str) -> None:
     """What is said to be retired hides nothing that is there, and nothing that is lost."""
     lines = read_manifest(trail, "daemon-0")
     assert len({line["path"].split("/")[2] for line in lines}) == 1
@@ -381,7 +381,7 @@ def test_more_is_not_retired_than_retention_removes(engine: Engine, trail: Path,
 
 
 @pytest.mark.parametrize("left", ["all", "a part", "manifest", "files", "nothing"])
-def test_any_remains_of_retention_after_a_kill_are_sound(engine: Engine, tmp_path: Path, left: str) -> None:
+def test_any_remains_of_retention_after_a_kill_are_sound(engine: TableEngine, tmp_path: Path, left: str) -> None:
     """It says what goes, and removes the manifest of the date, then its files; recovery removes files first."""
     hand = Hand(tmp_path)
     for number in range(4):

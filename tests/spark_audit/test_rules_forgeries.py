@@ -10,7 +10,7 @@ import pytest
 from support.forges.trail_files import CellWriter, Event, Snapshot, write_snapshot
 from support.forges.trail_hand import GROUP, START_MS, TOPIC
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -170,7 +170,7 @@ FORGERIES: Mapping[Callable[[Story], Story], set[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_forgeries_of_events_are_found(engine: Engine, tmp_path: Path, *, exact: bool) -> None:
+def test_forgeries_of_events_are_found(engine: TableEngine, tmp_path: Path, *, exact: bool) -> None:
     """Each forged cell has the findings that name the contradiction; the healthy cell has none."""
     write(tmp_path, "healthy", story())
     for forge in FORGERIES:

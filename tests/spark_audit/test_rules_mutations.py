@@ -13,7 +13,7 @@ from support.forges.trail_forge import Truth, forge
 from support.forges.trail_mutations import MUTATORS, SPOOL_MUTATORS, Lie
 from support.models.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 
 pytestmark = pytest.mark.spark
 
@@ -44,7 +44,7 @@ def trail(truth: Truth, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def audit(engine: Engine, tmp_path: Path) -> Audit:
+def audit(engine: TableEngine, tmp_path: Path) -> Audit:
     """Audits a trail in this process, and reads what was left."""
     return lambda trail: audit_with(engine, trail, tmp_path / "out")
 

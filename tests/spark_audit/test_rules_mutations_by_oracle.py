@@ -13,7 +13,7 @@ from support.forges.trail_mutations import MUTATORS
 from support.models.trail_judge import audit_with
 from support.models.trail_oracle import ask, rows_of
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 
 pytestmark = pytest.mark.spark
 LEDGERS = (
@@ -73,7 +73,7 @@ def damage(path: Path, random: Random) -> Damage | None:
 
 
 @pytest.mark.parametrize("number", range(1 if EFFORT == 1 else 5 * EFFORT))
-def test_second_opinion(engine: Engine, tmp_path: Path, number: int) -> None:
+def test_second_opinion(engine: TableEngine, tmp_path: Path, number: int) -> None:
     """Findings are the same, and the ledgers to the last message."""
     print(f"DMQ_TEST_SEED={SEED}")
     random = Random(f"{SEED}/{number}")

@@ -15,7 +15,7 @@ from support.forges.trail_mutations import MUTATORS
 from support.models.trail_judge import audit_with, check_lies
 from support.rigs.daemon import Daemon, run_command
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 
 pytestmark = [pytest.mark.spark, at_length]
 _MESSAGES = 12_000
@@ -53,7 +53,7 @@ def cell(made: Path) -> str:
     return found.name.removeprefix("cell=")
 
 
-def test_nothing_is_found_in_its_remains(engine: Engine, made: Path, tmp_path: Path) -> None:
+def test_nothing_is_found_in_its_remains(engine: TableEngine, made: Path, tmp_path: Path) -> None:
     """Every message was handed over and acknowledged."""
     outcome = audit_with(engine, made, tmp_path / "out", late_after_ms=_LATE_AFTER_MS)
     assert (outcome.findings, outcome.exit_code) == ([], 0)
@@ -62,7 +62,7 @@ def test_nothing_is_found_in_its_remains(engine: Engine, made: Path, tmp_path: P
 
 @pytest.mark.parametrize(("count", "names"), _TOLD)
 def test_every_mutation_is_found(
-    engine: Engine,
+    engine: TableEngine,
     trail: Path,
     cell: str,
     tmp_path: Path,
@@ -81,7 +81,7 @@ def test_every_mutation_is_found(
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 1_000])
-def test_missing_records_are_named(engine: Engine, trail: Path, cell: str, tmp_path: Path, count: int) -> None:
+def test_missing_records_are_named(engine: TableEngine, trail: Path, cell: str, tmp_path: Path, count: int) -> None:
     """As gaps; what they hide is inconclusive, and nothing is lost because of it."""
     damage = DAMAGERS["cut_records"](trail, cell, count, count)
     outcome = audit_with(engine, trail, tmp_path / "out")
@@ -89,7 +89,7 @@ def test_missing_records_are_named(engine: Engine, trail: Path, cell: str, tmp_p
     assert outcome.exit_code == 30
 
 
-def test_a_missing_file_is_named(engine: Engine, trail: Path, cell: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(engine: TableEngine, trail: Path, cell: str, tmp_path: Path) -> None:
     """By its path, and its records as a gap."""
     damage = DAMAGERS["remove_files"](trail, cell, 1, 1)
     outcome = audit_with(engine, trail, tmp_path / "out")

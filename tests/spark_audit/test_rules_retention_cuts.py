@@ -14,7 +14,7 @@ from support.forges.trail_cut import Cuts, midnights
 from support.forges.trail_forge import forge
 from support.forges.trail_histories import RecordedHistory
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -45,7 +45,7 @@ def at_random(cuts: Cuts, random: Random) -> dict[str, int]:
 @pytest.mark.parametrize("write", [forged, recorded])
 @pytest.mark.parametrize("number", range(TRAILS))
 def test_a_cut_of_a_healthy_trail_is_healthy(
-    engine: Engine, tmp_path: Path, write: Callable[[Path, int], None], number: int
+    engine: TableEngine, tmp_path: Path, write: Callable[[Path, int], None], number: int
 ) -> None:
     """Cuts at random places have no finding, as the whole trail, and a look at every message finds none either."""
     random = Random(f"{SEED}/{number}")
@@ -62,7 +62,7 @@ def test_a_cut_of_a_healthy_trail_is_healthy(
 
 @pytest.mark.parametrize("write", [forged, recorded])
 def test_a_cut_between_two_incremental_runs_is_healthy(
-    engine: Engine, tmp_path: Path, write: Callable[[Path, int], None]
+    engine: TableEngine, tmp_path: Path, write: Callable[[Path, int], None]
 ) -> None:
     """The second run finds nothing, although the first one took in files that retention removed since."""
     random = Random(SEED)

@@ -15,7 +15,7 @@ from support.forges.trail_files import HOUR_MS, cells_of, files_of, read_file, r
 from support.forges.trail_forge import forge
 from support.forges.trail_hand import Hand
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.schema import EVENTS, TrailError
@@ -32,7 +32,7 @@ def trail(tmp_path: Path) -> Path:
     return path
 
 
-def test_existing_messages(engine: Engine, trail: Path) -> None:
+def test_existing_messages(engine: TableEngine, trail: Path) -> None:
     """All files, cells and snapshots are listed, hidden ones are not; rows come with their cell."""
     expected = sorted(str(path.relative_to(trail)) for cell in cells_of(trail) for path in files_of(trail, cell))
     some = files_of(trail, "daemon-0")[0]
@@ -48,7 +48,7 @@ def test_existing_messages(engine: Engine, trail: Path) -> None:
     assert {row["cell"] for row in rows.select("cell").distinct().collect()} == set(cells_of(trail))
 
 
-def test_a_line_without_its_end_is_not_there_yet(engine: Engine, trail: Path) -> None:
+def test_a_line_without_its_end_is_not_there_yet(engine: TableEngine, trail: Path) -> None:
     """The last line of a manifest counts only with its newline; its file is taken all the same."""
     path = next((trail / "manifest" / "cell=daemon-0").iterdir())
     before = list_trail(engine, str(trail))
@@ -125,7 +125,7 @@ def replace_in(trail: Path, path: str, old: str, new: str) -> None:
     ],
 )
 def test_a_damaged_file_is_a_finding_and_the_rest_is_audited(
-    engine: Engine, trail: Path, break_it: Break, cell: str, words: str
+    engine: TableEngine, trail: Path, break_it: Break, cell: str, words: str
 ) -> None:
     """The finding names the file and the reason; no cell is judged wrongly, and the others are judged as before."""
     break_it(trail)
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_a_finding_and_the_rest_is_audited(
 
 
 @pytest.mark.parametrize("name", ["rows", "first_at_ms", "last_at_ms"])
-def test_a_manifest_line_with_a_false_figure_is_a_finding(engine: Engine, trail: Path, name: str) -> None:
+def test_a_manifest_line_with_a_false_figure_is_a_finding(engine: TableEngine, trail: Path, name: str) -> None:
     """The line is chained and its checksum right: only the events contradict it."""
     lines = read_manifest(trail, "daemon-0")
     lines[0][name] += 1
@@ -150,7 +150,7 @@ def test_a_manifest_line_with_a_false_figure_is_a_finding(engine: Engine, trail:
     assert outcome.exit_code == 30
 
 
-def test_a_clock_that_steps_back_within_a_file_is_no_finding(engine: Engine, tmp_path: Path) -> None:
+def test_a_clock_that_steps_back_within_a_file_is_no_finding(engine: TableEngine, tmp_path: Path) -> None:
     """The manifest line names the times of the first and the last event, and neither is the earliest."""
     hand = Hand(tmp_path)
     for number, at_ms in enumerate((900, 300, 1_200, 600)):
@@ -164,7 +164,7 @@ def test_a_clock_that_steps_back_within_a_file_is_no_finding(engine: Engine, tmp
     assert [each for each in outcome.findings if each["kind"] == "UNPROVEN"] == []
 
 
-def test_a_file_in_another_folder_is_a_finding(engine: Engine, trail: Path) -> None:
+def test_a_file_in_another_folder_is_a_finding(engine: TableEngine, trail: Path) -> None:
     """Its line names the new place, and its events are of another date."""
     path = files_of(trail, "daemon-0")[0]
     place = path.parents[1].with_name("date=2001-01-01") / path.parent.name
@@ -183,7 +183,7 @@ ROLES = {"daemon-0": "daemon", "daemon-1": "daemon", "spool-0": "spool"}
 
 
 @pytest.mark.parametrize("cell", sorted(ROLES))
-def test_a_cell_without_its_file_has_the_role_of_its_events(engine: Engine, trail: Path, cell: str) -> None:
+def test_a_cell_without_its_file_has_the_role_of_its_events(engine: TableEngine, trail: Path, cell: str) -> None:
     """The file is missing, which proves nothing about messages: a spool is not judged as a daemon."""
     (trail / "cells" / f"{cell}.json").unlink()
     outcome = run_audit(engine, str(trail), Options())
@@ -193,7 +193,7 @@ def test_a_cell_without_its_file_has_the_role_of_its_events(engine: Engine, trai
     assert outcome.exit_code == 30
 
 
-def test_a_spool_that_only_waits_is_one_without_its_file(engine: Engine, tmp_path: Path) -> None:
+def test_a_spool_that_only_waits_is_one_without_its_file(engine: TableEngine, tmp_path: Path) -> None:
     """Nothing was sent yet: what it holds parked, without a number, is not lost."""
     hand = Hand(tmp_path, "one", "spool")
     hand.scheduled(1, 1_000)
@@ -204,7 +204,7 @@ def test_a_spool_that_only_waits_is_one_without_its_file(engine: Engine, tmp_pat
     assert [each["kind"] for each in outcome.findings] == ["FILE_MISSING"]
 
 
-def test_there_must_be_a_trail(engine: Engine, tmp_path: Path) -> None:
+def test_there_must_be_a_trail(engine: TableEngine, tmp_path: Path) -> None:
     """Neither a directory that is not there nor one of other things is an empty trail."""
     for path in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(TrailError):
@@ -213,7 +213,7 @@ def test_there_must_be_a_trail(engine: Engine, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("column", "kind"), [("sequence", pa.string()), ("attempt", pa.int64()), ("entry", None)])
 def test_a_file_with_other_columns_is_a_finding(
-    engine: Engine, trail: Path, column: str, kind: pa.DataType | None
+    engine: TableEngine, trail: Path, column: str, kind: pa.DataType | None
 ) -> None:
     """A file in the middle of a cell, which its manifest vouches for: it is not read, by either engine."""
     path = files_of(trail, "daemon-0")[1]
@@ -233,7 +233,7 @@ def test_a_file_with_other_columns_is_a_finding(
 
 
 @pytest.mark.parametrize("name", ["entries", "progress", "queues"])
-def test_a_snapshot_with_other_columns_is_a_finding(engine: Engine, trail: Path, name: str) -> None:
+def test_a_snapshot_with_other_columns_is_a_finding(engine: TableEngine, trail: Path, name: str) -> None:
     """A table of the newest snapshot lacks a column that its head vouches for: the snapshot is not used."""
     (head,) = trail.glob("snapshots/cell=daemon-0/*/manifest.json")
     path = head.with_name(f"{name}.parquet")
@@ -249,7 +249,7 @@ def test_a_snapshot_with_other_columns_is_a_finding(engine: Engine, trail: Path,
     assert outcome.exit_code == 30
 
 
-def test_local_tables_hold_their_input(engine: Engine) -> None:
+def test_local_tables_hold_their_input(engine: TableEngine) -> None:
     """Nulls, long numbers, nested lists and odd text come back; an empty one keeps its columns."""
     rows = [("a'\"\\n é", 2**62, [{"first": 1, "last": 2}]), (None, None, [])]
     fields = (("name", "string"), ("number", "bigint"), ("gaps", "array<struct<first: bigint, last: bigint>>"))

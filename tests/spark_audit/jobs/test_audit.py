@@ -14,7 +14,7 @@ from support.forges.trail_forge import Truth, forge, same_ledger
 from support.forges.trail_mutations import LATE_AFTER_MS, MUTATORS
 
 from spark_audit import session
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import AuditOutcome, write_outcome
@@ -47,7 +47,7 @@ def written(outcome: AuditOutcome, out: Path) -> dict[str, bytes]:
 
 
 @at_length
-def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(engine: Engine, truth: Truth) -> None:
+def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(engine: TableEngine, truth: Truth) -> None:
     """Nothing is found, and most windows of messages need no look at single ones."""
     outcome = run_audit(engine, str(truth.path), Options())
     assert outcome.findings == []
@@ -61,7 +61,7 @@ def test_a_clean_trail_is_clean_and_its_ledgers_are_the_truth(engine: Engine, tr
 @at_length
 @pytest.mark.parametrize("changed", [{"exact": True}, {"key_bits": 5}, {"verify": False}, {}])
 def test_how_it_is_asked_changes_no_byte(
-    engine: Engine, bent: Path, tmp_path: Path, changed: dict[str, object]
+    engine: TableEngine, bent: Path, tmp_path: Path, changed: dict[str, object]
 ) -> None:
     """A look at every message, keys so short that messages collide, no checksums, or a second run: all the same."""
     first = written(run_audit(engine, str(bent), Options()), tmp_path / "first")
@@ -72,7 +72,7 @@ def test_how_it_is_asked_changes_no_byte(
 
 
 @at_length
-def test_a_pause_is_the_reason_why_a_delivery_is_late(engine: Engine, truth: Truth, tmp_path: Path) -> None:
+def test_a_pause_is_the_reason_why_a_delivery_is_late(engine: TableEngine, truth: Truth, tmp_path: Path) -> None:
     """Of what its topic kept back; what came late without one, or after another topic's, is late and no more."""
     trail = shutil.copytree(truth.path, tmp_path / "trail")
     lie = MUTATORS["delay"](trail, "daemon-0", 6, 7, set())
@@ -118,7 +118,7 @@ def test_a_session_is_left_as_it_was(spark: SparkSession) -> None:
 
 
 @at_length
-def test_a_range_chooses_windows(engine: Engine, truth: Truth) -> None:
+def test_a_range_chooses_windows(engine: TableEngine, truth: Truth) -> None:
     """With a range only its windows are in the ledger of what was scheduled."""
     starts = sorted({row["window_start_ms"] for row in truth.scheduled})
     low, high = starts[2], starts[5]
@@ -129,7 +129,7 @@ def test_a_range_chooses_windows(engine: Engine, truth: Truth) -> None:
 
 
 @at_length
-def test_no_more_findings_are_listed_than_asked_for(engine: Engine, bent: Path) -> None:
+def test_no_more_findings_are_listed_than_asked_for(engine: TableEngine, bent: Path) -> None:
     """All are counted, the first are listed, with their histories."""
     everything = run_audit(engine, str(bent), Options())
     some = run_audit(engine, str(bent), Options(findings_max=3))

@@ -24,7 +24,7 @@ from support.forges.trail_forge import forge
 from support.forges.trail_mutations import MUTATORS
 
 from spark_audit import session
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import AuditOutcome, write_outcome
@@ -66,7 +66,7 @@ def grow(whole: Path, trail: Path, part: int, parts: int) -> None:
 
 
 def test_in_steps_and_at_once_are_the_same_to_the_byte(
-    engine: Engine, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: TableEngine, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps of new files only; in a long run then once more with nothing new. At once it is read as a long trail is."""
     steps = 3 if EFFORT > 1 else 2
@@ -94,7 +94,7 @@ def test_in_steps_and_at_once_are_the_same_to_the_byte(
 
 @at_length
 def test_a_run_that_was_killed_has_taken_in_nothing(
-    engine: Engine, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: TableEngine, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had written by then is not a version; the next run takes the same files in."""
     trail, kept = tmp_path / "trail", tmp_path / "state"
@@ -117,7 +117,7 @@ def _fail(*arguments: object) -> None:
 
 
 @at_length
-def test_cached_messages_are_dropped_when_they_do_not_fit(engine: Engine, whole: Path, tmp_path: Path) -> None:
+def test_cached_messages_are_dropped_when_they_do_not_fit(engine: TableEngine, whole: Path, tmp_path: Path) -> None:
     """With another window, or when a file that was taken in is gone, everything is read again."""
     trail, kept = tmp_path / "trail", str(tmp_path / "state")
     grow(whole, trail, 2, 2)
@@ -175,7 +175,7 @@ def name_another_role(trail: Path) -> None:
     [(flip_a_bit, 40), (forge_events, 20), (forge_a_line, 40), (keep_out_of_reach, 40), (name_another_role, 40)],
 )
 def test_changed_input_gives_the_verdict_of_a_full_run(
-    engine: Engine, tmp_path: Path, change: Callable[[Path], None], code: int
+    engine: TableEngine, tmp_path: Path, change: Callable[[Path], None], code: int
 ) -> None:
     """A file, its line of the manifest or the role of its cell changed after the first run: both runs say the same.
 

@@ -17,7 +17,7 @@ from broker_adapter.contracts.classic import ReceivedMessage, Start
 from broker_adapter.contracts.message import Message
 from broker_adapter.queue_client.client import connect
 from broker_adapter.queue_client.consumer import ConsumerOptions, Later
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -55,7 +55,7 @@ def _consume(path: str, done: str, *, is_killed: bool) -> None:
     Path(done).touch()
 
 
-def test_the_trail_of_classic_consumers_is_clean(engine: Engine, tmp_path: Path) -> None:
+def test_the_trail_of_classic_consumers_is_clean(engine: TableEngine, tmp_path: Path) -> None:
     """Copies in the retry topic are fired once each, letters are the group's, and a killed run loses nothing."""
     path, done = tmp_path / "dmq", tmp_path / "done"
     for is_killed in (True, False):

@@ -21,7 +21,7 @@ from support.effort import EFFORT, SEED
 from support.models.trail_judge import Outcome, audit_with
 from support.rigs.daemon import Daemon, run_command
 
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 
 pytestmark = pytest.mark.spark
 KILLS = 10 if EFFORT > 1 else 3
@@ -30,7 +30,7 @@ _ONE_IN, _MESSAGES = (10_000, 32_000) if EFFORT > 1 else (1_000, 3_500)  # none 
 _ENV = os.environ | {"DMQ_TRAIL_EVERY": "1s"}
 
 
-def audited(engine: Engine, daemon: Daemon, out: Path) -> Outcome:
+def audited(engine: TableEngine, daemon: Daemon, out: Path) -> Outcome:
     """Take a snapshot, as the command does, and audit the trail of a daemon that runs."""
     taken = run_command("-a", daemon.address, "audit", "snapshot")
     assert taken.returncode == 0, taken.stderr
@@ -47,7 +47,7 @@ def total(audit: Outcome, ledger: str, column: str, **where: str) -> int:
 
 @pytest.mark.timeout(600)
 def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_trail(
-    engine: Engine, tmp_path: Path
+    engine: TableEngine, tmp_path: Path
 ) -> None:
     """SIGKILLs under load, operators at work, a trail: exit code 0, and the ledgers are what clients saw."""
     print(f"DMQ_TEST_SEED={SEED}")
@@ -84,7 +84,7 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_a_clean_and_complete_tra
 
 
 @pytest.mark.timeout(600)
-def test_a_daemon_that_loses_a_message_now_and_then_is_convicted_by_id(engine: Engine, tmp_path: Path) -> None:
+def test_a_daemon_that_loses_a_message_now_and_then_is_convicted_by_id(engine: TableEngine, tmp_path: Path) -> None:
     """A bug is planted in the hand-over: the audit names what it lost (in a long run 1 in 10,000), nothing else."""
     lost = tmp_path / "lost.txt"
     prefix = [sys.executable, str(_BUGGY), str(_ONE_IN), str(lost)]

@@ -20,7 +20,7 @@ from support.rigs.daemon import Daemon, run_command
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.explain import explained
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
@@ -46,7 +46,7 @@ class Played(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def played(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Played:
+def played(engine: TableEngine, tmp_path_factory: pytest.TempPathFactory) -> Played:
     """All scenarios one after another, with kills in between, and their audit."""
     data = tmp_path_factory.mktemp("operators") / "data"
     with (
@@ -282,7 +282,7 @@ def forward(client: WireClient, group: str, count: int) -> None:
             given_up += 1
 
 
-def test_a_restored_backup_leaves_a_clean_trail(engine: Engine, tmp_path: Path) -> None:
+def test_a_restored_backup_leaves_a_clean_trail(engine: TableEngine, tmp_path: Path) -> None:
     """What it delivers and acknowledges once more is no duplicate; what was sent since the backup is named."""
     data, older, backup = tmp_path / "data", tmp_path / "older", tmp_path / "backup"
     with Daemon(data, env=os.environ | {"DMQ_TRAIL_EVERY": "1s"}) as daemon, WireClient(daemon.address) as client:

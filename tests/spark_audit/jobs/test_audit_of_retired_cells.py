@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from support.forges.trail_hand import START_MS, Hand
 
 from spark_audit.engines.spark import SparkEngine
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import AuditOutcome, write_outcome
@@ -49,7 +49,7 @@ def replayed(trail: Path, *, up_to: int = 4) -> Hand:
     return dead
 
 
-def audited(engine: Engine, trail: Path, **options: Any) -> AuditOutcome:  # noqa: ANN401 - of `run_audit`
+def audited(engine: TableEngine, trail: Path, **options: Any) -> AuditOutcome:  # noqa: ANN401 - of `run_audit`
     return run_audit(engine, str(trail), Options(), **options)
 
 
@@ -57,7 +57,7 @@ def said(outcome: AuditOutcome) -> list[tuple[str, str, str | None]]:
     return [(each["kind"], each["cell"], each["message_id"]) for each in outcome.findings]
 
 
-def test_a_retired_cell_holds_nothing_back(engine: Engine, tmp_path: Path) -> None:
+def test_a_retired_cell_holds_nothing_back(engine: TableEngine, tmp_path: Path) -> None:
     """Once it is declared gone the trail is clean, up to the last event of the others, also in runs after that one."""
     replayed(tmp_path / "trail")
     state = str(tmp_path / "state")
@@ -71,7 +71,7 @@ def test_a_retired_cell_holds_nothing_back(engine: Engine, tmp_path: Path) -> No
         assert (outcome.exit_code, outcome.report["range"]["watermark_ms"]) == (0, START_MS + 400_000), number
 
 
-def test_messages_of_a_retired_cell_that_were_not_accepted_again_are_named(engine: Engine, tmp_path: Path) -> None:
+def test_messages_of_a_retired_cell_that_were_not_accepted_again_are_named(engine: TableEngine, tmp_path: Path) -> None:
     """Message 4 was open in the retired cell and in no other: inconclusive, as its end may not have been exported."""
     replayed(tmp_path, up_to=3)
     retire_cell(engine, str(tmp_path), "dead")
@@ -83,7 +83,7 @@ def test_messages_of_a_retired_cell_that_were_not_accepted_again_are_named(engin
     assert outcome.exit_code == 30
 
 
-def test_a_cell_with_later_events_is_not_gone(engine: Engine, tmp_path: Path) -> None:
+def test_a_cell_with_later_events_is_not_gone(engine: TableEngine, tmp_path: Path) -> None:
     """Its disk was found and it runs again: it is judged as any other, in a run with state too."""
     trail, state = tmp_path / "trail", str(tmp_path / "state")
     dead = replayed(trail)
@@ -97,7 +97,7 @@ def test_a_cell_with_later_events_is_not_gone(engine: Engine, tmp_path: Path) ->
         assert "DUPLICATE_ACCEPT" in {kind for kind, *_ in said(outcome)}
 
 
-def test_both_engines_give_the_same_findings(engine: Engine, spark: SparkSession, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_findings(engine: TableEngine, spark: SparkSession, tmp_path: Path) -> None:
     """Spark records the cell, and both write the same bytes."""
     trail = tmp_path / "trail"
     replayed(trail, up_to=3)
@@ -114,7 +114,7 @@ def test_both_engines_give_the_same_findings(engine: Engine, spark: SparkSession
         assert (tmp_path / engine.name / name).read_bytes() == (tmp_path / "spark" / name).read_bytes()
 
 
-def test_a_retired_cell_must_be_there(engine: Engine, tmp_path: Path) -> None:
+def test_a_retired_cell_must_be_there(engine: TableEngine, tmp_path: Path) -> None:
     """The error names the cells of the trail."""
     replayed(tmp_path)
     with pytest.raises(UnknownCell, match="no cell 'daed'; it has: dead, new"):

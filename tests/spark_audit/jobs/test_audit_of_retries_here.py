@@ -18,7 +18,7 @@ from broker_adapter.wire.mapping import decode
 from dmq.admin.client.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -77,7 +77,7 @@ def trail(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return front.data / "trail"
 
 
-def test_it_is_clean(engine: Engine, trail: Path) -> None:
+def test_it_is_clean(engine: TableEngine, trail: Path) -> None:
     """Each failure at the cluster has its end here."""
     outcome = run_audit(engine, str(trail), Options())
     assert not outcome.findings
@@ -85,7 +85,7 @@ def test_it_is_clean(engine: Engine, trail: Path) -> None:
     assert (row["fired"], row["acked"], row["dead"], row["in_retry"]) == (_FINE + _DIES + _WAITS, _FINE, _DIES, _WAITS)
 
 
-def test_a_lost_retry_is_named(engine: Engine, trail: Path) -> None:
+def test_a_lost_retry_is_named(engine: TableEngine, trail: Path) -> None:
     """Without the event of a retry its message is lost, by its id."""
     (cell,) = [path.stem for path in (trail / "cells").glob("*.json")]
     bent = Bent(trail, cell)

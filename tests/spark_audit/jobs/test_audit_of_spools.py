@@ -15,7 +15,7 @@ from dmq.producer_store.spool import Spool, SpoolOptions
 from dmq.trail.export.exporter import export_all
 from dmq.trail.snapshots.taking import snapshot_of
 from retry.sink import Death
-from spark_audit.engines.table import Engine
+from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 
@@ -45,7 +45,7 @@ hook.send("orders", b"last")
 """
 
 
-def test_of_a_spool_that_writes_ahead_and_is_killed(engine: Engine, tmp_path: Path) -> None:
+def test_of_a_spool_that_writes_ahead_and_is_killed(engine: TableEngine, tmp_path: Path) -> None:
     """Sent, failed, parked behind its key, dead, requeued, held when the process was killed: all well."""
     root, trail = tmp_path / "spool", tmp_path / "trail"
     ended = subprocess.run([sys.executable, "-c", _KILLED, str(root), str(trail)], capture_output=True, check=False)

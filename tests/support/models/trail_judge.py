@@ -14,7 +14,7 @@ from support.forges.trail_forge import Truth, same_ledger
 from support.forges.trail_mutations import LATE_AFTER_MS, Lie
 
 if TYPE_CHECKING:
-    from spark_audit.engines.table import Engine
+    from spark_audit.engines.table import TableEngine
 
 _OF_TRAIL = {"TRAIL_GAP", "FILE_MISSING", "FILE_ALTERED", "RECORD_REPEATED"}
 Row = Mapping[str, Any]
@@ -45,7 +45,7 @@ def read_outcome(out: Path, exit_code: int) -> Outcome:
     return outcome
 
 
-def audit_with(engine: Engine, trail: Path, out: Path, late_after_ms: int = LATE_AFTER_MS) -> Outcome:
+def audit_with(engine: TableEngine, trail: Path, out: Path, late_after_ms: int = LATE_AFTER_MS) -> Outcome:
     """Audit a trail in this process, and return what was written into ``out``."""
     from spark_audit.jobs.audit import run_audit
     from spark_audit.jobs.options import Options
