@@ -29,7 +29,7 @@ REQUEST: Fields = (
 )
 
 
-class Frame(NamedTuple):
+class ReceivedFrame(NamedTuple):
     """A received frame."""
 
     kind: int
@@ -38,14 +38,14 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-def split(data: bytes) -> list[Frame]:
+def split(data: bytes) -> list[ReceivedFrame]:
     """Split bytes into frames; no bytes may remain."""
     found = []
     while data:
         high, low, kind, flags, stream_id = frames.HEAD.unpack_from(data)
         end = frames.HEAD_BYTES + (high << 8 | low)
         assert len(data) >= end, "half a frame"
-        found.append(Frame(kind, flags, stream_id, data[frames.HEAD_BYTES : end]))
+        found.append(ReceivedFrame(kind, flags, stream_id, data[frames.HEAD_BYTES : end]))
         data = data[end:]
     return found
 
@@ -177,7 +177,7 @@ class Peer:
         self.data(stream_id, grpc_message(body), ends=True)
         return stream_id
 
-    def hear(self) -> list[Frame]:
+    def hear(self) -> list[ReceivedFrame]:
         """Return the frames that the server has sent since the last call."""
         return split(self.connection.out.take())
 

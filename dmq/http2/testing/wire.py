@@ -12,7 +12,7 @@ from dmq.http2 import frames
 from dmq.http2.limits import Limits
 from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Http2Server
-from dmq.http2.testing.peer import REQUEST, Encoder, Fields, Frame, grpc_message
+from dmq.http2.testing.peer import REQUEST, Encoder, Fields, ReceivedFrame, grpc_message
 from dmq.http2.testing.service import Service
 
 GREETING: Final = frames.PREFACE + frames.settings({})
@@ -56,13 +56,13 @@ class Wire(RequestEncoder):
         self.writer.write(data)
         await self.writer.drain()
 
-    async def frame(self) -> Frame:
+    async def frame(self) -> ReceivedFrame:
         """Receive a frame."""
         head = await asyncio.wait_for(self._reader.readexactly(frames.HEAD_BYTES), _WAIT_S_MAX)
         high, low, kind, flags, stream_id = frames.HEAD.unpack(head)
-        return Frame(kind, flags, stream_id, await self._reader.readexactly(high << 8 | low))
+        return ReceivedFrame(kind, flags, stream_id, await self._reader.readexactly(high << 8 | low))
 
-    async def until(self, kind: int) -> Frame:
+    async def until(self, kind: int) -> ReceivedFrame:
         """Receive frames up to and including one of ``kind``."""
         while (frame := await self.frame()).kind != kind:
             pass

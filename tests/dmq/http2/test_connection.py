@@ -11,7 +11,7 @@ from dmq.http2.errors import Code, Status
 from dmq.http2.limits import Limits, Rate
 from dmq.http2.methods import Bidirectional, Sent
 from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED
-from dmq.http2.testing.peer import REQUEST, Frame, Peer, grpc_message, split
+from dmq.http2.testing.peer import REQUEST, Peer, ReceivedFrame, grpc_message, split
 
 ES, EH = frames.END_STREAM, frames.END_HEADERS
 
@@ -41,9 +41,9 @@ def test_greeting_and_acknowledgement() -> None:
     peer = Peer(greets=False)
     settings, window = peer.hear()
     assert settings.kind == frames.SETTINGS
-    assert window == Frame(frames.WINDOW_UPDATE, 0, 0, (16 * 2**20 - 65_535).to_bytes(4, "big"))
+    assert window == ReceivedFrame(frames.WINDOW_UPDATE, 0, 0, (16 * 2**20 - 65_535).to_bytes(4, "big"))
     peer.say(frames.PREFACE + frames.settings({frames.ENABLE_PUSH: 0}))
-    assert peer.hear() == [Frame(frames.SETTINGS, frames.ACK, 0, b"")]
+    assert peer.hear() == [ReceivedFrame(frames.SETTINGS, frames.ACK, 0, b"")]
     assert peer.connection.is_ready
 
 
@@ -99,7 +99,7 @@ def test_call_and_answer() -> None:
     begin, body, end = peer.hear()
     assert (begin.kind, begin.flags, begin.stream_id) == (frames.HEADERS, EH, stream_id)
     assert peer.fields(begin.payload) == [(":status", "200"), ("content-type", "application/grpc")]
-    assert body == Frame(frames.DATA, 0, stream_id, grpc_message(b"bye"))
+    assert body == ReceivedFrame(frames.DATA, 0, stream_id, grpc_message(b"bye"))
     assert (end.kind, end.flags) == (frames.HEADERS, EH | ES)
     assert peer.fields(end.payload) == [("grpc-status", "0")]
     assert not peer.connection.streams
@@ -398,7 +398,7 @@ def test_unknown_frames_and_settings_are_ignored() -> None:
     peer = Peer()
     peer.frame(99, 255, 7, b"anything")
     peer.say(frames.settings({0x4242: 1, frames.HEADER_TABLE_SIZE: 0}))
-    assert peer.hear() == [Frame(frames.SETTINGS, frames.ACK, 0, b"")]
+    assert peer.hear() == [ReceivedFrame(frames.SETTINGS, frames.ACK, 0, b"")]
     peer.frame(frames.SETTINGS, frames.ACK, 0)
     peer.frame(frames.GOAWAY, 0, 0, b"\0" * 8)
     assert peer.connection.fault is None
@@ -408,7 +408,7 @@ def test_ping_is_answered_with_its_bytes() -> None:
     """At once, and an answer to nothing is ignored."""
     peer = Peer()
     peer.say(frames.ping(b"abcdefgh") + frames.ping(b"whatever", is_answer=True))
-    assert peer.hear() == [Frame(frames.PING, frames.ACK, 0, b"abcdefgh")]
+    assert peer.hear() == [ReceivedFrame(frames.PING, frames.ACK, 0, b"abcdefgh")]
 
 
 # -- the end -----------------------------------------------------------------------------------------------------------

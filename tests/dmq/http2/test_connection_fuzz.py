@@ -16,7 +16,7 @@ from dmq.http2.limits import Limits
 from dmq.http2.messages import check_growing, next_message, only_message
 from dmq.http2.methods import Methods, NotGrpc, Unary
 from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED, Stream
-from dmq.http2.testing.peer import REQUEST, Frame, Peer, grpc_message, split
+from dmq.http2.testing.peer import REQUEST, Peer, ReceivedFrame, grpc_message, split
 
 pytestmark = pytest.mark.property
 LIMITS = Limits(streams=20, request_max=50_000, held_per_connection=200_000, stream_window=20_000)
@@ -283,6 +283,6 @@ def test_noise_on_a_connection(noise: bytes, greets: bool) -> None:
 def test_frames_of_ours_are_split_as_they_were_made() -> None:
     """The tests' own reader reads what the builder builds."""
     assert split(frames.ping(b"12345678") + frames.rst_stream(3, Code.CANCEL)) == [
-        Frame(frames.PING, 0, 0, b"12345678"),
-        Frame(frames.RST_STREAM, 0, 3, b"\0\0\0\x08"),
+        ReceivedFrame(frames.PING, 0, 0, b"12345678"),
+        ReceivedFrame(frames.RST_STREAM, 0, 3, b"\0\0\0\x08"),
     ]

@@ -8,7 +8,7 @@ from dmq.http2 import frames
 from dmq.http2.errors import Code, Status
 from dmq.http2.limits import Limits
 from dmq.http2.stream import DRAINED
-from dmq.http2.testing.peer import Frame, Peer, grpc_message
+from dmq.http2.testing.peer import Peer, ReceivedFrame, grpc_message
 
 MIB = 2**20
 
@@ -186,7 +186,7 @@ def test_window_of_the_connection_is_refilled_by_halves() -> None:
     """One WINDOW_UPDATE for many frames, also for frames that nobody waits for."""
     peer = Peer(Limits(connection_window=100_000, stream_window=MIB))
     stream_id = peer.open()
-    updates: list[Frame] = []
+    updates: list[ReceivedFrame] = []
     for _ in range(20):
         peer.data(stream_id, b"x" * 10_000)
         updates += peer.hear()
@@ -206,7 +206,7 @@ def test_unread_bytes_are_not_granted_again() -> None:
     peer.connection.consume(stream, 400)
     assert peer.hear() == []
     peer.connection.consume(stream, 100)
-    assert peer.hear() == [Frame(frames.WINDOW_UPDATE, 0, stream_id, (500).to_bytes(4, "big"))]
+    assert peer.hear() == [ReceivedFrame(frames.WINDOW_UPDATE, 0, stream_id, (500).to_bytes(4, "big"))]
 
 
 def test_more_than_the_window_of_a_stream_ends_it() -> None:
@@ -248,6 +248,6 @@ def test_a_message_larger_than_the_window_is_admitted() -> None:
     peer.data(stream_id, grpc_message(b"x" * 5000)[:1000])
     stream = peer.stream(stream_id)
     peer.connection.expect(stream, 5005)
-    assert peer.hear() == [Frame(frames.WINDOW_UPDATE, 0, stream_id, (4006).to_bytes(4, "big"))]
+    assert peer.hear() == [ReceivedFrame(frames.WINDOW_UPDATE, 0, stream_id, (4006).to_bytes(4, "big"))]
     peer.connection.expect(stream, 5005)
     assert peer.hear() == []

@@ -21,7 +21,7 @@ from dmq.http2.backpressure import MUCH
 from dmq.http2.doors import AdmissionPlace
 from dmq.http2.errors import Code
 from dmq.http2.protocol import ClientProtocol
-from dmq.http2.testing.peer import Encoder, Frame, grpc_message
+from dmq.http2.testing.peer import Encoder, ReceivedFrame, grpc_message
 from dmq.http2.testing.wire import GREETING, RequestEncoder, Rig, Wire, until
 
 pytestmark = pytest.mark.integration
@@ -626,7 +626,7 @@ def test_request_that_is_no_grpc_is_answered_when_it_is_whole(run: Run, rest: st
         wire = await rig.connect()
         fields = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "x")]
         await wire.say(frames.header_block(1, Encoder().encode(fields), ends=False))
-        heard: list[Frame] = []
+        heard: list[ReceivedFrame] = []
         for opaque in (b"ping 1st", b"ping 2nd"):  # what the head brought about was written before the second answer
             await wire.say(frames.ping(opaque))
             while not heard or heard[-1].payload != opaque:
