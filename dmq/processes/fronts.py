@@ -58,7 +58,7 @@ class Patience(NamedTuple):
 PATIENCE: Final = Patience()
 
 
-class Front:
+class FrontRecord:
     """One front as the store process knows it."""
 
     def __init__(self, number: int) -> None:
@@ -161,7 +161,7 @@ class Fronts:
         self._version = version
         self._on_failure = on_failure
         self._patience = patience
-        self.fronts = [Front(number) for number in range(count)]
+        self.fronts = [FrontRecord(number) for number in range(count)]
         self._listener = SocketListener(host, port_number, self._take, sockets)
         self._port_number = port_number
         quotas = port.service.quotas
@@ -242,18 +242,18 @@ class Fronts:
             while not any(self._passes_on(front, accepted, peer) for front in self._in_turn(address)):  # noqa: ASYNC110
                 await asyncio.sleep(_PASS_AGAIN_S)  # nothing tells that there is room
 
-    def _in_turn(self, address: str) -> list[Front]:
+    def _in_turn(self, address: str) -> list[FrontRecord]:
         """Return the fronts that are ready: first those that answer, the one with the fewest of an address before
         others, and of these the one with the fewest.
         """
 
-        def key(front: Front) -> tuple[bool, int, int]:
+        def key(front: FrontRecord) -> tuple[bool, int, int]:
             is_late = front.pings - front.pongs >= _LATE_PONGS
             return is_late, front.connections[address], front.connections.total()
 
         return sorted((front for front in self.fronts if front.is_ready), key=key)
 
-    def _passes_on(self, front: Front, accepted: socket.socket, peer: object) -> bool:
+    def _passes_on(self, front: FrontRecord, accepted: socket.socket, peer: object) -> bool:
         assert front.sockets is not None
         try:
             passing.pass_on(front.sockets, accepted, peer)
@@ -274,21 +274,21 @@ class Fronts:
         self._accounts.share_changed()
         self._tell(frames.Limits(self._port.service.quotas.encoded()))
 
-    def _left(self, front: Front, frame: frames.Left) -> None:
+    def _left(self, front: FrontRecord, frame: frames.Left) -> None:
         connections = front.connections
         for address in frame.addresses:
             connections[address] -= 1
             if not connections[address]:
                 del connections[address]
 
-    def _counted(self, front: Front, frame: frames.Figures) -> None:
+    def _counted(self, front: FrontRecord, frame: frames.Figures) -> None:
         front.figures = frame
         for each in frame.calls:
             self._calls.add(each)
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
-    async def _keep(self, front: Front, first: asyncio.Future[None]) -> None:
+    async def _keep(self, front: FrontRecord, first: asyncio.Future[None]) -> None:
         """Have a front run until the daemon ends, whatever becomes of its processes.
 
         One that cannot start, such as while a file of keys is wrong, does not end the daemon that others serve.
@@ -315,7 +315,7 @@ class Fronts:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), again_s)
 
-    async def _live(self, front: Front, first: asyncio.Future[None]) -> tuple[float, str]:
+    async def _live(self, front: FrontRecord, first: asyncio.Future[None]) -> tuple[float, str]:
         """Start a process, serve it, and return for how long it was ready and how it ended.
 
         Raises FrontFailed if it was never ready.
@@ -356,7 +356,7 @@ class Fronts:
         return monotonic_s() - ready_s, ended
 
     async def _link(
-        self, front: Front, here: socket.socket, ready: asyncio.Future[None], lost: asyncio.Future[None]
+        self, front: FrontRecord, here: socket.socket, ready: asyncio.Future[None], lost: asyncio.Future[None]
     ) -> Link:
         """Return the link to a process that is yet to be started; it says by the futures what becomes of that."""
 
@@ -383,7 +383,7 @@ class Fronts:
         host = Host(link, self._port, self._accounts, self._clock, others)
         return link
 
-    def _started(self, front: Front, *theirs: socket.socket) -> Child:
+    def _started(self, front: FrontRecord, *theirs: socket.socket) -> Child:
         numbers = [each.fileno() for each in theirs]
         return Child(
             [sys.executable, "-P", "-m", "dmq.processes.front", front.name, str(self._data), *map(str, numbers)],
@@ -392,7 +392,7 @@ class Fronts:
             environment={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
 
-    def _greet(self, front: Front, link: Link, frame: frames.Hello) -> None:
+    def _greet(self, front: FrontRecord, link: Link, frame: frames.Hello) -> None:
         if frame.version == self._version:
             link.say(frames.Welcome(self._settings()))
             return
@@ -402,7 +402,7 @@ class Fronts:
         )
         link.abort()
 
-    def _welcomed(self, front: Front, link: Link) -> None:
+    def _welcomed(self, front: FrontRecord, link: Link) -> None:
         front.serves(link)
         log.info("front_serving", front=front.name, pid=front.pid, starts=front.starts)
         link.say(frames.Listening(self._host, self._port_number))
