@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from broker_adapter.runtime.extras import ExtraMissing, command
-from dmq.cli.nouns import NOUNS, Group, module_of
+from dmq.cli.nouns import NOUNS, CommandGroup, module_of
 from dmq.cli.output.errors import CommandFailed, ExitCode, describe, wants_json
 from dmq.cli.session.options import (
     AddressOption,
@@ -46,7 +46,7 @@ class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
         return len(NOUNS)
 
 
-class Root(Group):
+class Root(CommandGroup):
     """Root command. Import the module of the selected command, and report every error as one line with an exit code."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's

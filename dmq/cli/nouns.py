@@ -56,7 +56,7 @@ def module_of(name: str) -> str:
     return f"dmq.cli.{package}.{name.replace('-', '_')}"
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """Command that only has subcommands."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
@@ -67,7 +67,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-def noun(name: str, group: type[TyperGroup] = Group) -> typer.Typer:
+def noun(name: str, group: type[TyperGroup] = CommandGroup) -> typer.Typer:
     """Return the group of commands of a noun, to which its module adds its commands."""
     return typer.Typer(name=name, cls=group, help=NOUNS[name], add_completion=False, rich_markup_mode=None)
 

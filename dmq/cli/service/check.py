@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dmq.cli.nouns import Group, noun
+from dmq.cli.nouns import CommandGroup, noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refusing
 from dmq.cli.session.options import OptionGroup, Session, with_session
@@ -97,7 +97,7 @@ class CheckResult(NamedTuple):
         )
 
 
-class Plugin(Group):
+class Plugin(CommandGroup):
     """Group of the checks. Errors of usage are one line on stdout and exit code 3, as monitors expect."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:  # noqa: ANN401 - of typer's vendored classes

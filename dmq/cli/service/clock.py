@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from dmq.cli.bulk.engine import is_confirmed
-from dmq.cli.nouns import Group, noun
+from dmq.cli.nouns import CommandGroup, noun
 from dmq.cli.output.facts import clock_line
 from dmq.cli.session.options import Consent, Session, with_reason, with_session
 from dmq.config.units import format_duration, format_time
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
 
 
-class _ShownAlone(Group):
+class _ShownAlone(CommandGroup):
     """Command group that runs ``show`` without a subcommand."""
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]  # vendored base
