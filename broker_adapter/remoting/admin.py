@@ -58,7 +58,7 @@ class Connected(NamedTuple):
     version: int
 
 
-class GroupSettings(NamedTuple):
+class RemotingGroupSettings(NamedTuple):
     """Settings of a group at a broker."""
 
     is_enabled: bool
@@ -218,14 +218,16 @@ class RemotingAdmin(CallingClient):
         except (KeyError, AttributeError) as error:
             raise unreadable(what, error) from None
 
-    async def groups_at(self, address: str) -> Mapping[str, GroupSettings]:
+    async def groups_at(self, address: str) -> Mapping[str, RemotingGroupSettings]:
         """Return the groups of a broker, including RocketMQ's system groups."""
         what = f"the groups of broker {address}"
         body = (await self._calls.ask(address, Operation.GROUPS, {})).body
         try:
             table = decode_object(body, what)["subscriptionGroupTable"]
             return {
-                str(name): GroupSettings(bool(each.get("consumeEnable", True)), _int(each, "retryMaxTimes", what))
+                str(name): RemotingGroupSettings(
+                    bool(each.get("consumeEnable", True)), _int(each, "retryMaxTimes", what)
+                )
                 for name, each in table.items()
             }
         except (KeyError, AttributeError) as error:

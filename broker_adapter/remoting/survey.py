@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 from broker_adapter.contracts.classic import Filter, MemberState
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule, group_unknown
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.admin import Connected, Connections, GroupSettings, QueueStats, RemotingAdmin
+from broker_adapter.remoting.admin import Connected, Connections, QueueStats, RemotingAdmin, RemotingGroupSettings
 from broker_adapter.remoting.routes import MASTER, Part, route_of
 
 _AT_ONCE_MAX = 32  # concurrent requests
@@ -46,7 +46,7 @@ class GroupSeen(NamedTuple):
     """
 
     group: str
-    settings: GroupSettings | None
+    settings: RemotingGroupSettings | None
     connections: Mapping[str, Connections]
     topics: tuple[str, ...]
     lag: int
@@ -206,7 +206,7 @@ class Survey:
             raise group_unknown(group)
         return seen
 
-    async def _seen(self, group: str, settings: GroupSettings | None, masters: Mapping[str, str]) -> GroupSeen:
+    async def _seen(self, group: str, settings: RemotingGroupSettings | None, masters: Mapping[str, str]) -> GroupSeen:
         connections = await self._at_each(masters, lambda address: self._admin.connections_at(address, group))
         stats = await self._at_each(masters, lambda address: self._admin.consume_stats_at(address, group))
         ways = {queue: each for part in stats.values() for queue, each in part.items()}
