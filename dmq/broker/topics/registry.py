@@ -29,10 +29,10 @@ from dmq.store.schema.names import (
     GROUPED,
     MIXED,
     NO_QUOTAS,
-    GroupSettings,
     Keep,
     NameKind,
     NameRecord,
+    StoredGroupSettings,
     TopicQuotas,
     TopicSettings,
 )
@@ -238,7 +238,7 @@ class Names:
 
     def plan_settings(self, group: Group, said: str = "") -> list[Op]:
         """As ``plan_change``, for a group; call ``add_group`` once the ops are submitted."""
-        settings = GroupSettings(*group[3:])
+        settings = StoredGroupSettings(*group[3:])
         return [
             Put(Family.META, keys.settings_key(group.group_id), schema.encode_group_settings(settings)),
             Emit(name_event(EventKind.GROUP_CHANGED, group.group_id, said)),

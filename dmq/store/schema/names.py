@@ -194,7 +194,7 @@ def _is_bound(value: object) -> bool:
     return value is None or (type(value) is int and value >= 0)
 
 
-class GroupSettings(NamedTuple):
+class StoredGroupSettings(NamedTuple):
     """Settings of a group; ``None`` is unset.
 
     ``stay`` is used only by the forwarder: the topics excluded from forwarding in the last run, as configured.
@@ -208,7 +208,7 @@ class GroupSettings(NamedTuple):
     deliver_rate: int | None = None  # messages handed out per second
 
 
-def encode_group_settings(settings: GroupSettings) -> bytes:
+def encode_group_settings(settings: StoredGroupSettings) -> bytes:
     """Return the value of a group's settings row."""
     policy = settings.policy
     plain = {"policy": to_plain(policy) if policy is not None else None, "is_fifo": settings.is_fifo}
@@ -216,12 +216,12 @@ def encode_group_settings(settings: GroupSettings) -> bytes:
     return bytes((VERSION,)) + json.dumps(plain).encode()
 
 
-def decode_group_settings(value: bytes) -> GroupSettings:
+def decode_group_settings(value: bytes) -> StoredGroupSettings:
     """Decode a group's settings row; raise ``ValueError`` if it is invalid."""
     try:
         plain = _settings(value)
         policy = from_plain(plain["policy"]) if plain["policy"] is not None else None
-        return GroupSettings(policy, plain["is_fifo"], *(plain.get(key) for key in _LATER_KEYS))
+        return StoredGroupSettings(policy, plain["is_fifo"], *(plain.get(key) for key in _LATER_KEYS))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(str(error)) from error
 
