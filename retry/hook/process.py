@@ -21,7 +21,7 @@ _SLACK_S = 0.1
 _REAL = SystemClock()
 
 
-class Guarded(Protocol):
+class ForkAware(Protocol):
     """Object that is reset after a fork and closed at the end of the process."""
 
     def after_fork(self) -> None:
@@ -44,12 +44,12 @@ class Guarded(Protocol):
     def __hash__(self) -> int: ...
 
 
-_guarded: WeakSet[Guarded] = WeakSet()
-_started: set[Guarded] = set()  # their threads run even if no other reference to them is left
+_guarded: WeakSet[ForkAware] = WeakSet()
+_started: set[ForkAware] = set()  # their threads run even if no other reference to them is left
 _is_registered = False
 
 
-def guard(one: Guarded) -> None:
+def guard(one: ForkAware) -> None:
     """Guard ``one`` for as long as it is alive. The process-wide handlers are registered once."""
     global _is_registered  # noqa: PLW0603 - one process, one registration
     if not _is_registered:
@@ -59,17 +59,17 @@ def guard(one: Guarded) -> None:
     _guarded.add(one)
 
 
-def keep_alive(one: Guarded) -> None:
+def keep_alive(one: ForkAware) -> None:
     """Keep a reference to ``one`` until it is released: it has threads, and must be closed at exit."""
     _started.add(one)
 
 
-def release(one: Guarded) -> None:
+def release(one: ForkAware) -> None:
     """Drop the reference to ``one`` after it was closed."""
     _started.discard(one)
 
 
-def close_on_sigterm(one: Guarded, timeout_s: float) -> None:
+def close_on_sigterm(one: ForkAware, timeout_s: float) -> None:
     """Close ``one`` on SIGTERM, then continue with the previous handler. Only the main thread may call this."""
     previous = signal.getsignal(signal.SIGTERM)
 
