@@ -540,7 +540,7 @@ def start_http(
     Raise ``AddressInUse`` if the port is in use, ``DmqError`` if the address is not usable.
     """
 
-    class Handler(_Handler):
+    class BoundHandler(_Handler):
         exposition = Exposition(metrics.registry)
         ready = staticmethod(is_ready)
         remark = staticmethod(say)
@@ -549,7 +549,7 @@ def start_http(
         address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
 
     try:
-        return MetricsServer(Server((address.host, address.port), Handler))
+        return MetricsServer(Server((address.host, address.port), BoundHandler))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise AddressInUse(f"{address} is in use by another process (metrics)") from error
