@@ -12,7 +12,7 @@ from spark_audit.engines import functions as F  # noqa: N812 - the name that Spa
 from spark_audit.engines.local import plain
 from spark_audit.engines.table import Row, Table, TableEngine
 from spark_audit.jobs.options import Options
-from spark_audit.rules.density import Hole
+from spark_audit.rules.density import OffsetGap
 from spark_audit.rules.integrity import (
     FileFacts,
     Gap,
@@ -451,7 +451,7 @@ def gap_findings(cells: Sequence[CellState]) -> list[Finding]:
     ]
 
 
-def hole_findings(cells: Sequence[CellState], holes: Iterable[Hole]) -> list[Finding]:
+def hole_findings(cells: Sequence[CellState], holes: Iterable[OffsetGap]) -> list[Finding]:
     """Return a finding for each hole in the offsets of a queue that no gap of the trail explains."""
     gaps = {cell.cell: [*cell.gaps, *cell.doubts] for cell in cells}
     return [

@@ -19,7 +19,7 @@ from spark_audit.jobs.pauses import joined, pauses_of
 from spark_audit.report.message.words import stop_in_words
 from spark_audit.rules.candidates import find_candidates
 from spark_audit.rules.copies import copy_findings
-from spark_audit.rules.density import LEFT, READS_FROM, Hole, QueueFacts, QueueKey, ReadKey, Top, unfinished_exits
+from spark_audit.rules.density import LEFT, READS_FROM, OffsetGap, QueueFacts, QueueKey, ReadKey, Top, unfinished_exits
 from spark_audit.rules.entries import CELLS, REMOVALS, accept_findings, entry_facts, entry_findings, judge_entries
 from spark_audit.rules.findings import join_findings
 from spark_audit.rules.groups import group_findings, judge_places, message_facts, open_side, place_facts
@@ -172,7 +172,7 @@ def removals_of(engine: TableEngine, rare: Sequence[Row]) -> Table:
 
 def holes_at_ends(
     tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence[CellState], held: HeldRows
-) -> list[Hole]:
+) -> list[OffsetGap]:
     """Return the offsets of queues that the newest snapshots include and that are above all offsets of events."""
     taken = {cell.cell: cell.snapshot.sequence for cell in cells if cell.snapshot is not None}
     retired = {cell.cell for cell in cells if cell.retired}
@@ -188,7 +188,7 @@ def holes_at_ends(
         is_known = key in tops or begun > 0 or row["cell"] not in retired
         top = tops.get(key, Top(-1, begun))
         if is_known and begun < taken[row["cell"]] and top.offset + 1 < row["end_offset"]:
-            found.append(Hole(*key, top.offset + 1, row["end_offset"] - 1, top.sequence, taken[row["cell"]]))
+            found.append(OffsetGap(*key, top.offset + 1, row["end_offset"] - 1, top.sequence, taken[row["cell"]]))
     return found
 
 

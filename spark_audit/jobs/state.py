@@ -19,7 +19,7 @@ from spark_audit.engines.table import Table, TableEngine
 from spark_audit.jobs.health import Content, FileFindings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
-from spark_audit.rules.density import Hole, QueueFacts, Top
+from spark_audit.rules.density import OffsetGap, QueueFacts, Top
 from spark_audit.rules.integrity import FileFacts, Gap
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import READS
@@ -93,7 +93,7 @@ def load_state(engine: TableEngine, where: str, options: Options) -> AuditState 
         subscribed={(cell, sequence) for cell, sequence in meta["subscribed"]},
         queues=QueueFacts(
             {(cell, topic, queue_id): Top(*top) for cell, topic, queue_id, *top in meta["tops"]},
-            [Hole(*each) for each in meta["holes"]],
+            [OffsetGap(*each) for each in meta["holes"]],
             [(cell, topic, group, queue_id) for cell, topic, group, queue_id in meta["beyond"]],
             {(cell, topic, group, queue_id): Top(*top) for cell, topic, group, queue_id, *top in meta["exits"]},
         ),

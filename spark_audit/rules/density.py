@@ -25,7 +25,7 @@ class Top(NamedTuple):
     sequence: int
 
 
-class Hole(NamedTuple):
+class OffsetGap(NamedTuple):
     """Offsets of a queue without an event, between the events of two sequences."""
 
     cell: str
@@ -39,7 +39,7 @@ class Hole(NamedTuple):
 
 def queue_holes(
     rows: Table, removals: Table, before: Mapping[QueueKey, Top], retired: Iterable[str]
-) -> tuple[list[Hole], dict[QueueKey, Top]]:
+) -> tuple[list[OffsetGap], dict[QueueKey, Top]]:
     """Return the holes in the offsets of ``rows``, and the tops of all queues.
 
     ``before`` holds the tops of earlier rows. A queue starts at offset 0, and again after the removal of its topic. Its
@@ -79,7 +79,7 @@ def queue_holes(
         if known is not None:
             begin, begun = known.offset + 1, known.sequence
         if begin < row["first"]:
-            holes.append(Hole(*key, begin, row["first"] - 1, begun, row["first_sequence"]))
+            holes.append(OffsetGap(*key, begin, row["first"] - 1, begun, row["first_sequence"]))
         if row["life"] == _CURRENT and (known is None or row["last"] > known.offset):
             tops[key] = Top(row["last"], row["last_sequence"])
     return sorted(holes), tops
@@ -92,7 +92,7 @@ def _is_dense(row: Row) -> bool:
     return (row["count"], row["total"], row["xor"]) == expected
 
 
-def _inner_holes(lived: Table, queues: Sequence[Row]) -> list[Hole]:
+def _inner_holes(lived: Table, queues: Sequence[Row]) -> list[OffsetGap]:
     """Return the exact holes between the offsets of some queues."""
     if not queues:
         return []
@@ -104,7 +104,7 @@ def _inner_holes(lived: Table, queues: Sequence[Row]) -> list[Hole]:
         {"next": F.lead("queue_offset").over(order), "next_sequence": F.lead("sequence").over(order)}
     )
     return [
-        Hole(
+        OffsetGap(
             row["cell"],
             row["topic"],
             row["queue_id"],
@@ -182,6 +182,6 @@ class QueueFacts(NamedTuple):
     """Facts about queues and their groups."""
 
     tops: Mapping[QueueKey, Top] = {}
-    holes: Sequence[Hole] = ()
+    holes: Sequence[OffsetGap] = ()
     beyond: Sequence[ReadKey] = ()
     exits: Mapping[ReadKey, Top] = {}
