@@ -10,7 +10,7 @@ from broker_adapter.runtime.cancellation import is_cancelled_here
 from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
 from retry.hook.loops import Loops, failure_of
-from retry.hook.sender import Ask, Flow, Keep, Message, Sender, Step, Tell, TryNow
+from retry.hook.sender import Ask, Flow, KeepFuture, Message, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import CallPatience
 from retry.hook.threads import DaemonThreads
 from retry.outcome import Outcome
@@ -85,7 +85,7 @@ class AsyncSender:
                 return await asyncio.wrap_future(self._handlers.submit(lambda: _attempt(handler, message)))
             case Ask(call):
                 return await self._sender.calls.ask_async(call, patience), None
-            case Keep(call):
+            case KeepFuture(call):
                 return await self._sender.calls.keep_async(call, patience), None
             case Tell(call):
                 await self._sender.calls.tell_async(call, patience)
@@ -95,7 +95,7 @@ class AsyncSender:
         """Submit the message to the sink after the loop ended during a send. Its confirmation cannot be awaited."""
         with suppress(StopIteration, asyncio.CancelledError):
             step = flow.throw(asyncio.CancelledError("the event loop went away"))
-            if isinstance(step, Keep | Tell):
+            if isinstance(step, KeepFuture | Tell):
                 with suppress(TimeoutError):  # of the call; the future that it returns is not waited for
                     self._sender.calls.threads.submit(step.call).result(self._sender.patience().left_s)
             flow.close()

@@ -58,7 +58,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class KeepFuture:
     """Step: return the result of the future that ``call`` returns; a cancellation must not abandon it."""
 
     call: Callable[[], Future[Any]]
@@ -71,7 +71,7 @@ class Tell:
     call: Callable[[], None]
 
 
-Step = TryNow | Ask | Keep | Tell
+Step = TryNow | Ask | KeepFuture | Tell
 Flow = Generator[Step, Any, Outcome]
 _TRY_NOW = TryNow()
 
@@ -197,7 +197,7 @@ class Sender:
             return (yield from self._keep(handler, message, reason=HANDED_OVER))
         entry = self._entry(handler, message, due_at_ms=self._first_step_ms(handler, message))
         try:
-            held = yield Keep(lambda: self._sink.put(entry, is_held=True))
+            held = yield KeepFuture(lambda: self._sink.put(entry, is_held=True))
         except Exception as error:  # noqa: BLE001 - any failure of the sink is handled alike
             return self._not_kept(handler, message, error, None, is_uncertain=False)
         self._health.worked()
@@ -347,7 +347,7 @@ class Sender:
         if self.is_child:
             return self._not_kept(handler, message, SinkClosed(FORKED), error, is_uncertain=entry.is_uncertain)
         try:
-            yield Keep(lambda: self._sink.put(entry))
+            yield KeepFuture(lambda: self._sink.put(entry))
         except Exception as sink_error:  # noqa: BLE001 - any failure of the sink is handled alike
             return self._not_kept(handler, message, sink_error, error, is_uncertain=entry.is_uncertain)
         self._health.worked()
@@ -468,7 +468,7 @@ class Sender:
                 return receipt_of(message.start(handler))
             case Ask(call):
                 return self.calls.ask(call, patience)
-            case Keep(call):
+            case KeepFuture(call):
                 return self.calls.keep(call, patience)
             case Tell(call):
                 return self.calls.tell(call, patience)
