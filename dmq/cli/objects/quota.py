@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 app = noun("quota")
 
 
-class Kind(StrEnum):
+class QuotaOwnerKind(StrEnum):
     """Kind of quota owner."""
 
     KEY = "key"
     ADDRESS = "address"
 
 
-KindArgument = Annotated[Kind, typer.Argument(metavar="KIND", help="key or address.")]
+KindArgument = Annotated[QuotaOwnerKind, typer.Argument(metavar="KIND", help="key or address.")]
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Access key, IP address, or loopback (clients on the daemon's host).")
 ]
