@@ -26,7 +26,7 @@ from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.message import Envelope, SendReceipt, unpack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Clock
-from dmq.broker.groups import Ended, Lease, SubscribedQueue
+from dmq.broker.groups import DeliveryLease, Ended, SubscribedQueue
 from dmq.broker.topics import Names
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
@@ -244,7 +244,7 @@ class MessageSpans:
     def failed(
         self,
         queue: SubscribedQueue,
-        lease: Lease,
+        lease: DeliveryLease,
         payload: bytes,
         failure: Failure,
         outcome: Outcome,
@@ -266,7 +266,7 @@ class MessageSpans:
             reason=outcome.reason.name.lower() if isinstance(outcome, DeadLetter) else "",
         )
 
-    def _end(self, queue: SubscribedQueue, lease: Lease, delivery: TracedDelivery) -> DeliveryEnd:
+    def _end(self, queue: SubscribedQueue, lease: DeliveryLease, delivery: TracedDelivery) -> DeliveryEnd:
         topic, group = queue.subscription.topic.name, self._group_name(queue.group_id)
         return DeliveryEnd(delivery, topic, group, unpack_id(lease.message_id), lease.attempts, self._clock.now_ms())
 

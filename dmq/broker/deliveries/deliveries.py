@@ -17,7 +17,15 @@ from dmq.broker.deliveries.dispatch import HandOut, ReceiveRequest, ScanResult
 from dmq.broker.deliveries.lease_expiry import Leases
 from dmq.broker.failures import Failures
 from dmq.broker.filters import Filters
-from dmq.broker.groups import ATTEMPT_MAX, IN_HAND_SHARE, Lease, LeaseEnds, SubscribedQueue, Subscription, Subscriptions
+from dmq.broker.groups import (
+    ATTEMPT_MAX,
+    IN_HAND_SHARE,
+    DeliveryLease,
+    LeaseEnds,
+    SubscribedQueue,
+    Subscription,
+    Subscriptions,
+)
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
 from dmq.broker.limits import GroupFlows
 from dmq.broker.message_spans import MessageSpans
@@ -32,10 +40,10 @@ from retry.flow import Failure, GivenUp, Nacked, SentBack, Unwanted
 from retry.policy import MAX_ATTEMPTS_LIMIT
 
 _PASS_OVER_S_MAX = 0.5  # time beyond its deadline that a receive continues to skip messages its filter rejects
-_NO_LEASE = Lease(0, 0, 0)
+_NO_LEASE = DeliveryLease(0, 0, 0)
 _U64 = 2**64 - 1
 _new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its argument list
-_Known = tuple[SubscribedQueue, Receipt, Lease] | Refused
+_Known = tuple[SubscribedQueue, Receipt, DeliveryLease] | Refused
 
 
 class ForwardedMessage(NamedTuple):
@@ -335,7 +343,7 @@ class Deliveries(BrokerPart):
         self,
         found: Subscription,
         handle: str,
-        lease: Lease,
+        lease: DeliveryLease,
         failure: Failure,
         attempts_told: int = 0,
     ) -> None:
@@ -371,7 +379,7 @@ class Deliveries(BrokerPart):
             return refused
         return queue, receipt, lease
 
-    async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, Lease, str]:
+    async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, DeliveryLease, str]:
         """Return the queue, receipt, lease and message group of a valid handle; refuse a finished message."""
         queue, receipt = _resolve(self._receipts, found, handle)
         if not queue.check(receipt):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.broker.filters import Filters, Passes
-from dmq.broker.groups import Lease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
+from dmq.broker.groups import DeliveryLease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
 from dmq.broker.handles import Receipt, ReceiptHandles, name_of
 from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, Names, SharedParts
@@ -57,7 +57,7 @@ class ScanResult(NamedTuple):
 class _Taken(NamedTuple):
     queue: SubscribedQueue
     offset: int
-    lease: Lease
+    lease: DeliveryLease
 
 
 class HandOut(BrokerPart):
@@ -142,7 +142,7 @@ class HandOut(BrokerPart):
         taken: list[_Taken] = []
         for queue, limit in chosen:
             for offset, (attempt, _, failed_at_ms) in queue.take(limit):
-                lease = Lease(
+                lease = DeliveryLease(
                     next_epoch(),
                     attempt,
                     ends_ms,
@@ -214,7 +214,7 @@ class HandOut(BrokerPart):
         found.release_after(done, [(each.queue, each.offset) for each in passed])
         return ScanResult(deliveries, done, _next_look(records))
 
-    def _is_too_late(self, lease: Lease) -> bool:
+    def _is_too_late(self, lease: DeliveryLease) -> bool:
         """Return True if the message is past its sender's expiry, by a steady wall clock."""
         return 0 < lease.not_after_ms < self._clock.now_ms() and self._clock.is_steady()
 

@@ -10,7 +10,7 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError
 from dmq.broker.failures import POSTPONED_MS, Failures, come_back
-from dmq.broker.groups import Ended, Lease, LeaseEnds, SubscribedQueue
+from dmq.broker.groups import DeliveryLease, Ended, LeaseEnds, SubscribedQueue
 from dmq.broker.message_spans import MessageSpans
 from dmq.errors import StoreError
 from dmq.store import Store
@@ -42,7 +42,7 @@ class Leases:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def give_back(self, queue: SubscribedQueue, offset: int, lease: Lease) -> asyncio.Future[Any]:
+    def give_back(self, queue: SubscribedQueue, offset: int, lease: DeliveryLease) -> asyncio.Future[Any]:
         """End a lease now; its message must have been read. The future is done when the outcome is durable."""
         if isinstance(self._failures.outcome(queue, lease, LeaseExpired()), ComeBack):
             return self._return([Ended(queue, offset, lease)], EventKind.GIVEN_BACK)
@@ -81,7 +81,7 @@ class Leases:
         except Exception:  # noqa: BLE001 - the separate failure call meets and reports the error again
             return False
 
-    def _postpone(self, queue: SubscribedQueue, offset: int, lease: Lease, error: Exception) -> None:
+    def _postpone(self, queue: SubscribedQueue, offset: int, lease: DeliveryLease, error: Exception) -> None:
         log.error("expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
         if queue.leases.get(offset) is lease:
             lease.ends_ms = self._clock.boot_ms() + POSTPONED_MS

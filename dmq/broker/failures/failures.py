@@ -27,7 +27,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import not_after_of
 from dmq.broker.failures.failure_reasons import FailureReasons
 from dmq.broker.failures.outcomes import FailedMessage, Outcomes, come_back
-from dmq.broker.groups import ATTEMPT_MAX, Lease, LeaseEnds, SubscribedQueue, Subscriptions
+from dmq.broker.groups import ATTEMPT_MAX, DeliveryLease, LeaseEnds, SubscribedQueue, Subscriptions
 from dmq.broker.handles import ReceiptHandles
 from dmq.broker.message_spans import DeliveryEnd, MessageSpans
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
@@ -62,7 +62,7 @@ class FailedDelivery(NamedTuple):
 
     queue: SubscribedQueue
     offset: int
-    lease: Lease
+    lease: DeliveryLease
     failure: Failure
     attempts_told: int  # attempts reported by the consumer; 0: not reported
     handle: str  # the handle under which its reason was reported
@@ -102,7 +102,7 @@ class Failures(BrokerPart):
     def outcome(
         self,
         queue: SubscribedQueue,
-        lease: Lease,
+        lease: DeliveryLease,
         failure: Failure,
         *,
         attempts_told: int = 0,
@@ -124,7 +124,7 @@ class Failures(BrokerPart):
         self,
         queue: SubscribedQueue,
         offset: int,
-        lease: Lease,
+        lease: DeliveryLease,
         failure: Failure,
         *,
         attempts_told: int = 0,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.failures.failure_log import FailureLog
-from dmq.broker.groups import ATTEMPT_MAX, Lease, SubscribedQueue, Subscriptions
+from dmq.broker.groups import ATTEMPT_MAX, DeliveryLease, SubscribedQueue, Subscriptions
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.config.units import format_time
 from dmq.metrics.counting import TopicCounts
@@ -156,7 +156,7 @@ class Outcomes(BrokerPart):
 def come_back(  # noqa: PLR0917 - the first four name the delivery
     queue: SubscribedQueue,
     offset: int,
-    lease: Lease,
+    lease: DeliveryLease,
     now_ms: int,
     kind: EventKind = EventKind.LEASE_EXPIRED,
     reason: FailureReason | None = None,

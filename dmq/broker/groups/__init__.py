@@ -5,7 +5,7 @@ Imports: handles, io, topics and below. Interface: group queues, subscriptions, 
 
 from __future__ import annotations
 
-from dmq.broker.groups.group_queue import ATTEMPT_MAX, GroupQueue, Lease
+from dmq.broker.groups.group_queue import ATTEMPT_MAX, DeliveryLease, GroupQueue
 from dmq.broker.groups.lease_timers import IN_HAND_SHARE, Ended, LeaseEnds
 from dmq.broker.groups.pull_offsets import NOBODY, PullOffsets
 from dmq.broker.groups.queue_front import (
@@ -29,10 +29,10 @@ __all__ = [
     "ATTEMPT_MAX",
     "IN_HAND_SHARE",
     "NOBODY",
+    "DeliveryLease",
     "Edges",
     "Ended",
     "GroupQueue",
-    "Lease",
     "LeaseEnds",
     "PullOffsets",
     "QueueFront",

@@ -70,7 +70,7 @@ _FIRST = Returned()
 
 
 @dataclass(slots=True)
-class Lease:
+class DeliveryLease:
     """One delivery that is not finished. ``message_id`` is empty until the message is read."""
 
     epoch: int
@@ -116,7 +116,7 @@ class GroupQueue:
         self.end = 0  # offset after the last durable message known to the broker
         self.floor = 0
         self.cursor = 0
-        self.leases: dict[int, Lease] = {}
+        self.leases: dict[int, DeliveryLease] = {}
         self._ready: list[int] = []
         self._returned: dict[int, Returned] = {}
         self._unread: set[int] = set()  # selected, perhaps put back, and not admitted yet
@@ -149,7 +149,7 @@ class GroupQueue:
             row = decode_exception(value)
             self._rows.add(offset)
             if row.visible_at_ms:
-                self.leases[offset] = Lease(
+                self.leases[offset] = DeliveryLease(
                     row.epoch,
                     row.attempt,
                     now.boot_ms + row.left_ms(now.wall_ms),
@@ -320,7 +320,7 @@ class GroupQueue:
             if offset < self.cursor:  # otherwise the cursor reaches it in order
                 heappush(self._ready, offset)
 
-    def lease(self, offset: int, lease: Lease) -> None:
+    def lease(self, offset: int, lease: DeliveryLease) -> None:
         """Store the lease of an offset."""
         self.leases[offset] = lease
 
@@ -394,13 +394,13 @@ class GroupQueue:
             del self._moved[next(iter(self._moved))]
         return self.finish((offset,))
 
-    def leased(self, receipt: Receipt, message_group: str) -> Lease:
+    def leased(self, receipt: Receipt, message_group: str) -> DeliveryLease:
         """Return the lease of a valid handle; recreate it if it ended or dates from before a restart."""
         offset = receipt.queue_offset
         lease = self.leases.get(offset)
         if lease is None:
             self._unread.discard(offset)
-            lease = self.leases[offset] = Lease(
+            lease = self.leases[offset] = DeliveryLease(
                 receipt.epoch,
                 receipt.attempt,
                 0,
@@ -414,7 +414,7 @@ class GroupQueue:
     def hide(
         self,
         offset: int,
-        lease: Lease,
+        lease: DeliveryLease,
         now: Moment,
         for_ms: int,
         *,
@@ -443,7 +443,7 @@ class GroupQueue:
         return offset in self._rows
 
     def plan_return(
-        self, offset: int, lease: Lease, now_ms: int, before: ExceptionRow | None = None
+        self, offset: int, lease: DeliveryLease, now_ms: int, before: ExceptionRow | None = None
     ) -> tuple[int, list[Op]]:
         """Return the next attempt number of a returned message, and the ops. ``before`` as in ``encode_returned``.
 
@@ -457,7 +457,7 @@ class GroupQueue:
         row = encode_returned(attempt, lease.epoch, lease.first_failed_at_ms, before)
         return attempt, [Put(Family.GROUP, self._key(_EXCEPTION, offset), row)]
 
-    def come_back(self, offset: int, lease: Lease, attempt: int) -> bool:
+    def come_back(self, offset: int, lease: DeliveryLease, attempt: int) -> bool:
         """Make a message available again; return False if it was finished or hidden again in the meantime."""
         if self.leases.get(offset) is not lease or not lease.is_returning:
             return False

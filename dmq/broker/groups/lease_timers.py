@@ -12,7 +12,7 @@ from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.lease_timers import LeaseTimers
 from broker_adapter.runtime.live_clients import LiveClients
-from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.group_queue import DeliveryLease
 from dmq.broker.groups.subscription import SubscribedQueue
 
 CLIENT_GONE_INVISIBLE_MS = 1_000
@@ -40,7 +40,7 @@ class Ended(NamedTuple):
 
     queue: SubscribedQueue
     offset: int
-    lease: Lease
+    lease: DeliveryLease
 
 
 class LeaseEnds:
@@ -54,11 +54,11 @@ class LeaseEnds:
         )
         self._renewed: dict[str, dict[_Watched, None]] = {}  # renewed leases, by client
 
-    def watch(self, queue: SubscribedQueue, offset: int, lease: Lease) -> None:
+    def watch(self, queue: SubscribedQueue, offset: int, lease: DeliveryLease) -> None:
         """Start the timer of one lease."""
         self.watch_together(((queue, offset, lease),))
 
-    def watch_together(self, leases: Sequence[tuple[SubscribedQueue, int, Lease]]) -> None:
+    def watch_together(self, leases: Sequence[tuple[SubscribedQueue, int, DeliveryLease]]) -> None:
         """Start one timer for the leases of one receive, which share one end."""
         if not leases:
             return

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.runtime.clock import ManualClock, Moment
 from dmq.acl.quotas import Holder, Quota, Quotas
-from dmq.broker.groups.group_queue import GroupQueue, Lease
+from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue
 from dmq.broker.schedules.firing import waiting_record
 from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.store.engines.memory import MemoryEngine
@@ -422,13 +422,13 @@ def _progress() -> list[Case]:
     state.end = 3_000
     floor = put_of(state.start_at(17))
     chunk = put_of(state.finish([1_040, 1_030]))
-    lease = Lease(1 << 32 | 5, 2, 0, first_failed_at_ms=NOW - 8)
+    lease = DeliveryLease(1 << 32 | 5, 2, 0, first_failed_at_ms=NOW - 8)
     state.lease(20, lease)
     hidden = put_of(state.hide(20, lease, Moment(NOW, 7), 1_000, is_suspended=True, message_group="group"))
     counted = put_of(state.hide(20, lease, Moment(NOW, 7), 1_000))
     reasoned = put_of(state.hide(20, lease, Moment(NOW, 7), 1_000, message_group="group", failure=REASON))
     old = struct.pack(">HQQQB", 2, NOW + 1_000, 1 << 32 | 5, NOW - 8, 0) + b"group"  # no later version makes it
-    returned = put_of(state.plan_return(20, Lease(1 << 32 | 5, 2, 0), NOW)[1])
+    returned = put_of(state.plan_return(20, DeliveryLease(1 << 32 | 5, 2, 0), NOW)[1])
 
     def read(key: bytes, value: bytes) -> object:
         return unpack_group_row(key), decode_exception(value)

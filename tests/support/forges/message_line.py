@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from support.forges.group_rows import Rows, a_queue
 
 from broker_adapter.runtime.clock import Moment
-from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.group_queue import DeliveryLease
 
 NOW_MS = 1_000_000
 ALL = 1_000
@@ -47,7 +47,7 @@ class Line:
         reading = Reading(self.epoch + 1, run_max, [])
         for offset, returned in self.queue.take(limit):
             self.epoch += 1
-            self.queue.lease(offset, Lease(self.epoch, returned.attempt, NOW_MS))
+            self.queue.lease(offset, DeliveryLease(self.epoch, returned.attempt, NOW_MS))
             reading.taken.append(offset)
         assert reading.taken == sorted(set(reading.taken))
         return reading

@@ -36,7 +36,7 @@ from dmq.broker.deliveries.dispatch import HandOut
 from dmq.broker.failures.failures import POSTPONED_MS
 from dmq.broker.groups import group_queue, subscriptions
 from dmq.broker.groups import lease_timers as lease_ends
-from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.group_queue import DeliveryLease
 from dmq.broker.groups.lease_timers import IN_HAND_SHARE, TIDY_AGAIN_S
 from dmq.broker.groups.subscription import SubscribedQueue
 from dmq.broker.operations.admin import END
@@ -442,7 +442,7 @@ async def test_a_delivery_that_cannot_be_decided_holds_up_no_other(rig: Embedded
     assert sorted(ids(await receive(rig, batch_max=2))) == ["other", "poison"]
     outcome = rig.broker.failures.outcome
 
-    def faulty(queue: SubscribedQueue, lease: Lease, failure: Failure, **facts: Any) -> Outcome:  # noqa: ANN401
+    def faulty(queue: SubscribedQueue, lease: DeliveryLease, failure: Failure, **facts: Any) -> Outcome:  # noqa: ANN401
         if lease.message_id == pack_id("poison"):
             raise LookupError("unexpected")
         return outcome(queue, lease, failure, **facts)

@@ -12,7 +12,7 @@ from support.forges.group_rows import Rows, a_queue
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
-from dmq.broker.groups.group_queue import GroupQueue, Lease, Returned
+from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue, Returned
 from dmq.broker.handles.receipt_handle import Receipt
 from dmq.store.schema.group import CHUNK_OFFSETS
 from dmq.store.writer.operations import Op
@@ -28,7 +28,7 @@ def hand_out(queue: GroupQueue, limit: int = 1, epoch: int = 1) -> list[Receipt]
     """Take and lease, as the broker does."""
     taken = queue.take(limit)
     for offset, returned in taken:
-        lease = Lease(epoch, returned.attempt, NOW_MS, first_failed_at_ms=returned.first_failed_at_ms)
+        lease = DeliveryLease(epoch, returned.attempt, NOW_MS, first_failed_at_ms=returned.first_failed_at_ms)
         queue.lease(offset, lease)
     return [a_receipt(offset, epoch, returned.attempt) for offset, returned in taken]
 

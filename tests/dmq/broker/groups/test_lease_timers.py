@@ -11,11 +11,11 @@ from support.models.unread import UnreadList
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.deliveries import lease_expiry as leases
-from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.group_queue import DeliveryLease
 from dmq.broker.groups.lease_timers import CLIENT_GONE_INVISIBLE_MS, LeaseEnds
 
 
-class Counting(dict[int, Lease]):
+class Counting(dict[int, DeliveryLease]):
     """Leases by offset, and how often one was looked for."""
 
     looks = 0
@@ -31,8 +31,8 @@ def test_a_goodbye_looks_at_the_leases_of_its_client_only() -> None:
     async def scenario() -> None:
         ends, queue = LeaseEnds(ManualClock()), SimpleNamespace(leases=Counting())
 
-        def watch(offset: int, client_id: str) -> Lease:
-            lease = queue.leases[offset] = Lease(offset, 1, 60_000, renew_for=client_id)
+        def watch(offset: int, client_id: str) -> DeliveryLease:
+            lease = queue.leases[offset] = DeliveryLease(offset, 1, 60_000, renew_for=client_id)
             ends.watch(queue, offset, lease)  # type: ignore[arg-type]  # all that is looked at of a queue
             return lease
 
@@ -59,7 +59,7 @@ def test_an_unregistration_visits_no_receives_of_others() -> None:
         clock = ManualClock()
         ends, queue = LeaseEnds(clock), SimpleNamespace(leases=Counting())
         for offset in range(2_000):
-            queue.leases[offset] = Lease(offset, 1, 60_000, renew_for="leaves")
+            queue.leases[offset] = DeliveryLease(offset, 1, 60_000, renew_for="leaves")
         places = [(queue, offset, lease) for offset, lease in queue.leases.items()]
         ends.watch_together(places)  # type: ignore[arg-type]
         ends._timers._heap = UnreadList(ends._timers._heap)

@@ -16,7 +16,7 @@ from support.forges.message_line import NOW_MS, Line, Reading
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
-from dmq.broker.groups.group_queue import Lease
+from dmq.broker.groups.group_queue import DeliveryLease
 from dmq.broker.handles.receipt_handle import Receipt
 
 
@@ -32,13 +32,13 @@ class OrderMachine(RuleBasedStateMachine):
         self.line = Line()
         self.reads: list[Reading] = []
         self.finished: set[int] = set()
-        self.out: dict[int, Lease] = {}  # handed out, or hidden
+        self.out: dict[int, DeliveryLease] = {}  # handed out, or hidden
         self.hidden: set[int] = set()  # of these, those that outlive the run
         self.due: dict[int, int] = {}  # the next attempt, where it is not the first
         self.due_after_restart: dict[int, int] = {}
         self.good: dict[int, Receipt] = {}
         self.stale: list[Receipt] = []  # in this run
-        self.ending: list[tuple[int, Lease, int]] = []
+        self.ending: list[tuple[int, DeliveryLease, int]] = []
 
     # -- receives -----------------------------------------------------------------------------------------------------
 

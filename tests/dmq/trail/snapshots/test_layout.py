@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.runtime.clock import ManualClock, Moment
 from dmq.broker.failures.outcomes import copy_of
-from dmq.broker.groups.group_queue import GroupQueue, Lease
+from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue
 from dmq.broker.topics.registry import Names
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.entries.key_queues import KeyQueues
@@ -131,9 +131,9 @@ def test_progress_is_read_as_it_is_written() -> None:
     finished = {*range(1_030), 1_032, 1_040, 2_047, 2_048, 5_000}
     for offset in sorted(finished):
         ops += queue.finish((offset,))
-    queue.lease(1_033, Lease(1, 1, 50))
+    queue.lease(1_033, DeliveryLease(1, 1, 50))
     ops += queue.hide(1_033, queue.leases[1_033], Moment(98, 98), 1, message_group="g")
-    queue.lease(1_034, Lease(1, 1, 50))
+    queue.lease(1_034, DeliveryLease(1, 1, 50))
     ops += queue.plan_return(1_034, queue.leases[1_034], 60)[1]
     ops += lane.finish((1,))
     engine = named_engine(*ops)
