@@ -241,7 +241,7 @@ class Time(Frame, tag=40, frozen=True):
     wall_less_boot_ms: int
 
 
-class Limits(Frame, tag=41, frozen=True):
+class OperatorLimits(Frame, tag=41, frozen=True):
     """The limits that operators set for keys and addresses, as the store keeps them."""
 
     encoded: bytes
@@ -311,7 +311,7 @@ FromStore = (
     | Piece
     | End
     | Time
-    | Limits
+    | OperatorLimits
     | Listening
     | Ping
     | Read

@@ -131,7 +131,7 @@ class Front:
         return {
             **self.store.takes(),
             frames.Time: self._set_time,
-            frames.Limits: self._set_limits,
+            frames.OperatorLimits: self._set_limits,
             frames.Listening: self._listening,
             frames.Ping: lambda frame: self._link.say(frames.Pong(frame.number)),
         }
@@ -181,7 +181,7 @@ class Front:
     def _set_time(self, frame: frames.Time) -> None:
         self.clock.wall_less_boot_ms = frame.wall_less_boot_ms
 
-    def _set_limits(self, frame: frames.Limits) -> None:
+    def _set_limits(self, frame: frames.OperatorLimits) -> None:
         self._quotas.read(frame.encoded)
 
     def _listening(self, frame: frames.Listening) -> None:

@@ -272,7 +272,7 @@ class Fronts:
 
     def _limits_changed(self) -> None:
         self._accounts.share_changed()
-        self._tell(frames.Limits(self._port.service.quotas.encoded()))
+        self._tell(frames.OperatorLimits(self._port.service.quotas.encoded()))
 
     def _left(self, front: FrontRecord, frame: frames.Left) -> None:
         connections = front.connections
@@ -406,7 +406,7 @@ class Fronts:
         front.serves(link)
         log.info("front_serving", front=front.name, pid=front.pid, starts=front.starts)
         link.say(frames.Listening(self._host, self._port_number))
-        link.say(frames.Limits(self._port.service.quotas.encoded()))
+        link.say(frames.OperatorLimits(self._port.service.quotas.encoded()))
 
     async def _ended(self, process: Child) -> int:
         """Return the exit code of a process whose link is lost; it is killed if it does not end by itself."""

@@ -69,7 +69,7 @@ FROM_STORE: tuple[frames.Frame, ...] = (
     frames.Piece(5, [b"one", b"two"]),
     frames.End(5, 8, "too much"),
     frames.Time(1_700_000_000_000),
-    frames.Limits(b"\1[]"),
+    frames.OperatorLimits(b"\1[]"),
     frames.Listening("127.0.0.1", 8081),
     frames.Ping(6),
     frames.Read(5),
