@@ -15,7 +15,7 @@ from typing import Any
 from markupsafe import Markup
 
 from spark_audit.report import text
-from spark_audit.report.look import Look
+from spark_audit.report.look import MarkStyle
 from spark_audit.report.windows import Axis
 
 WIDTH = 1100
@@ -165,7 +165,7 @@ def letters(rows: Marks) -> dict[str, Any]:
     """
     dressed = []
     for row in rows:
-        look: Look = row["look"]
+        look: MarkStyle = row["look"]
         dressed.append({"x": row["x"], "y": row["y"], "label": look.letter, "ink": look.ink, "halo": look.halo})
     colours = {"fill": {"field": "ink", "scale": None}, "stroke": {"field": "halo", "scale": None}}
     return {"name": "letters"} | texts(dressed, colours, fontSize=10.5, fontWeight=700, strokeWidth=3)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_audit.report import chart, text
-from spark_audit.report.look import Look
+from spark_audit.report.look import MarkStyle
 from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Row, whole
 
 CELLS_DRAWN_MAX = 24
 GAPS_DRAWN_MAX = 300  # more are indistinguishable in a strip; the table lists the first ones
 ROWS_MAX = 200
-_RUN = Look("clean", "events there")
-_GAP = Look("bad", "gap (at least a hair's breadth)", is_hatched=True)
-_SNAPSHOT = Look("ink", "newest snapshot")
+_RUN = MarkStyle("clean", "events there")
+_GAP = MarkStyle("bad", "gap (at least a hair's breadth)", is_hatched=True)
+_SNAPSHOT = MarkStyle("ink", "newest snapshot")
 _WIDTH = 560
 _HAIR = 4 / _WIDTH  # of a strip
 _FIGURES = {"events": 90, "files": 150, "runs": 200, "kills": 250}
@@ -80,7 +80,7 @@ def _strip(cell: Row) -> chart.Marks:
     first, last = whole(cell, "first_sequence"), whole(cell, "last_sequence")
     length = max(1, last - first + 1)
 
-    def mark(look: Look, sequence: int, share: float, words: str) -> dict[str, Any]:
+    def mark(look: MarkStyle, sequence: int, share: float, words: str) -> dict[str, Any]:
         start = min(max(0.0, (sequence - first) / length), 1 - share)
         return {"x": start, "x2": start + share, "fill": look.fill, "words": words}
 

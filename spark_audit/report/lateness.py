@@ -6,23 +6,23 @@ from collections import Counter
 from typing import Any
 
 from spark_audit.report import chart, text
-from spark_audit.report.look import Look
+from spark_audit.report.look import MarkStyle
 from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Grid, Row, whole
 
 _LINES = {
-    "lateness_p50_ms": Look("l50", "p50, the median", dash=()),
-    "lateness_p99_ms": Look("l99", "p99", dash=(6, 3)),
-    "lateness_p999_ms": Look("l999", "p99.9", dash=(2, 3)),
-    "lateness_max_ms": Look("lmax", "latest", dash=()),
+    "lateness_p50_ms": MarkStyle("l50", "p50, the median", dash=()),
+    "lateness_p99_ms": MarkStyle("l99", "p99", dash=(6, 3)),
+    "lateness_p999_ms": MarkStyle("l999", "p99.9", dash=(2, 3)),
+    "lateness_max_ms": MarkStyle("lmax", "latest", dash=()),
 }
-_IN_TIME = Look("clean", "up to this lateness")
+_IN_TIME = MarkStyle("clean", "up to this lateness")
 
 
 def lateness(report: Row, grid: Grid) -> dict[str, Any]:
     """Return both charts with their tables; a chart without data is None."""
     late_after_ms = whole(report.get("options") or {}, "late_after_ms")
-    late = Look("late", f"late: more than {text.duration(late_after_ms)}", is_hatched=True)
+    late = MarkStyle("late", f"late: more than {text.duration(late_after_ms)}", is_hatched=True)
     buckets = _buckets(report)
     whole_sum = sum(total for _, _, total in buckets)
     below = 0
@@ -41,7 +41,7 @@ def lateness(report: Row, grid: Grid) -> dict[str, Any]:
     }
 
 
-def _lines(grid: Grid, late_after_ms: int, late: Look) -> chart.Chart:
+def _lines(grid: Grid, late_after_ms: int, late: MarkStyle) -> chart.Chart:
     axis = grid.axis
     found = {column: tally.worst_ms for column, tally in sorted(grid.columns.items()) if tally.worst_ms}
     top = max((value for worst_ms in found.values() for value in worst_ms.values()), default=1)
@@ -105,7 +105,7 @@ def _buckets(report: Row) -> list[tuple[int, int, int]]:
     return [(lower, upper, sums[upper]) for lower, upper in zip([0, *bounds], bounds, strict=False)]
 
 
-def _histogram(buckets: list[tuple[int, int, int]], whole_sum: int, late_after_ms: int, late: Look) -> chart.Chart:
+def _histogram(buckets: list[tuple[int, int, int]], whole_sum: int, late_after_ms: int, late: MarkStyle) -> chart.Chart:
     bars: chart.Marks = []
     for place, (lower, upper, total) in enumerate(buckets):
         is_late = upper < 0 or (late_after_ms > 0 and upper > late_after_ms)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MarkStyle:
     """Appearance of one kind of mark: a colour of the style sheet, the letter on it, and its meaning."""
 
     colour: str

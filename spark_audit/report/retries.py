@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_audit.report import chart, text
-from spark_audit.report.look import Look
+from spark_audit.report.look import MarkStyle
 from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Row, whole
 
@@ -15,9 +15,9 @@ GROUPS_MAX = 8
 ATTEMPTS_MAX = 24
 REASONS_MAX = 12
 _STEPS = {
-    "failed": Look("late", "failed", "F", is_hatched=True),
-    "retried": Look("unsure", "delivered again", "R", is_hatched=True),
-    "acked": Look("clean", "finished", "A"),
+    "failed": MarkStyle("late", "failed", "F", is_hatched=True),
+    "retried": MarkStyle("unsure", "delivered again", "R", is_hatched=True),
+    "acked": MarkStyle("clean", "finished", "A"),
 }
 _REASONS = {
     "DEAD_EXHAUSTED": "all attempts failed",
@@ -29,9 +29,9 @@ _REASONS = {
     "FORWARD_REFUSED": "refused by the cluster",
 }
 _FATES = {
-    "there": Look("t0", "still there"),
-    "redriven": Look("clean", "sent again", "R"),
-    "purged": Look("gone", "thrown away", "P"),
+    "there": MarkStyle("t0", "still there"),
+    "redriven": MarkStyle("clean", "sent again", "R"),
+    "purged": MarkStyle("gone", "thrown away", "P"),
 }
 _Ladder = dict[int, dict[str, int]]
 

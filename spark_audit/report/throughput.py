@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_audit.report import chart, text
-from spark_audit.report.look import Look
+from spark_audit.report.look import MarkStyle
 from spark_audit.report.table import ReportTable
 from spark_audit.report.windows import Grid, Row, WindowTally, whole
 
@@ -13,9 +13,9 @@ TOPICS_MAX = 7
 LABEL_MAX = 48
 _LETTERS = "ABCDEFG"
 _NOT_FIRED = (
-    (Look("gone", "cancelled or expired"), ("cancelled", "expired")),
-    (Look("wait", "not due yet, pending", is_hatched=True), ("pending",)),
-    (Look("bad", "overdue, lost or inconclusive", is_hatched=True), ("overdue", "lost", "inconclusive")),
+    (MarkStyle("gone", "cancelled or expired"), ("cancelled", "expired")),
+    (MarkStyle("wait", "not due yet, pending", is_hatched=True), ("pending",)),
+    (MarkStyle("bad", "overdue, lost or inconclusive", is_hatched=True), ("overdue", "lost", "inconclusive")),
 )
 _HEIGHT = 250
 _KEYS = (
@@ -28,11 +28,11 @@ def throughput(report: Row, grid: Grid) -> dict[str, Any]:
     messages.
     """
     looks = {
-        topic: Look(f"t{place}", text.shortened(topic, LABEL_MAX), _LETTERS[place])
+        topic: MarkStyle(f"t{place}", text.shortened(topic, LABEL_MAX), _LETTERS[place])
         for place, topic in enumerate(grid.largest(TOPICS_MAX))
     }
     others = sorted(set(grid.topics) - set(looks))
-    rest = Look("rest", text.plural(len(others), "other topic"))
+    rest = MarkStyle("rest", text.plural(len(others), "other topic"))
     legend = [look for topic, look in looks.items() if grid.topics[topic]["fired"]]
     legend += [rest] if others else []
     legend += [look for look, keys in _NOT_FIRED if any(grid.total[key] for key in keys)]
@@ -43,13 +43,13 @@ def throughput(report: Row, grid: Grid) -> dict[str, Any]:
     headings = ["from (UTC)", *(key.replace("_", " ") for key in _KEYS)]
     return {
         "bars": _bars(report, grid, looks, others, rest) if grid.total["scheduled"] else None,
-        "legend": [*legend, Look("due", "all that was due", dash=())],
+        "legend": [*legend, MarkStyle("due", "all that was due", dash=())],
         "at_once": _at_once(grid) if grid.total["accepted_at_once"] else None,
         "figures": ReportTable(f"Messages per {text.duration(grid.axis.column_ms)}", headings, rows),
     }
 
 
-def _bars(report: Row, grid: Grid, looks: dict[str, Look], others: list[str], rest: Look) -> chart.Chart:
+def _bars(report: Row, grid: Grid, looks: dict[str, MarkStyle], others: list[str], rest: MarkStyle) -> chart.Chart:
     axis = grid.axis
     bars: chart.Marks = []
     due: chart.Marks = []
@@ -94,7 +94,7 @@ def _bars(report: Row, grid: Grid, looks: dict[str, Look], others: list[str], re
     )
 
 
-def _words(grid: Grid, column: int, tally: WindowTally, looks: dict[str, Look]) -> str:
+def _words(grid: Grid, column: int, tally: WindowTally, looks: dict[str, MarkStyle]) -> str:
     due = f"due {text.count(tally['scheduled'])}, fired {text.count(tally['fired'])}"
     lines = [grid.axis.words(column), due]
     lines += [

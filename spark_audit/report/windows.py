@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any
 
 from spark_audit.report import text
-from spark_audit.report.look import Look
+from spark_audit.report.look import MarkStyle
 
 COLUMNS_MAX = 96
 # One outlier, due in forty years, must not push all others into one column.
@@ -30,16 +30,16 @@ Row = Mapping[str, Any]
 class WindowState(Enum):
     """State of a heat map field, from empty to the worst."""
 
-    EMPTY = Look("field", "nothing")
-    WAITING = Look("wait", "not due yet", is_hatched=True)
-    CLEAN = Look("clean", "clean")
-    FEW_LATE = Look("few", "late, early, overdue or twice: less than 1 %", "t")
-    LATE = Look("late", "the same: 1 % and more", "T")
-    INCONCLUSIVE = Look("unsure", "inconclusive", "?", is_hatched=True)
-    LOST = Look("lost", "lost", "L")
+    EMPTY = MarkStyle("field", "nothing")
+    WAITING = MarkStyle("wait", "not due yet", is_hatched=True)
+    CLEAN = MarkStyle("clean", "clean")
+    FEW_LATE = MarkStyle("few", "late, early, overdue or twice: less than 1 %", "t")
+    LATE = MarkStyle("late", "the same: 1 % and more", "T")
+    INCONCLUSIVE = MarkStyle("unsure", "inconclusive", "?", is_hatched=True)
+    LOST = MarkStyle("lost", "lost", "L")
 
     @property
-    def look(self) -> Look:
+    def look(self) -> MarkStyle:
         """Appearance of the field."""
         return self.value
 
