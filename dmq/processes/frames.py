@@ -126,7 +126,7 @@ class Relay(Frame, tag=9, frozen=True):
     refusal: Failure | None = None
 
 
-class Message(Frame, tag=10, frozen=True):
+class StreamMessage(Frame, tag=10, frozen=True):
     """One more message of a stream that is passed on."""
 
     call: int
@@ -293,7 +293,7 @@ FromFront = (
     | Ack
     | ChangeInvisible
     | Relay
-    | Message
+    | StreamMessage
     | HalfClose
     | More
     | Cancel

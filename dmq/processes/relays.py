@@ -38,7 +38,7 @@ class Relays:
         self._begun = 0  # in this turn of the loop
         self.takes: dict[type, Callable[[Any], None]] = {
             frames.Relay: self._relay,
-            frames.Message: lambda frame: self._with(frame.call, lambda relayed: relayed.put(frame.body)),
+            frames.StreamMessage: lambda frame: self._with(frame.call, lambda relayed: relayed.put(frame.body)),
             frames.HalfClose: lambda frame: self._with(
                 frame.call, lambda relayed: relayed.finish(Status(frame.status), frame.text)
             ),

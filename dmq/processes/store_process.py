@@ -193,7 +193,7 @@ class StoreProcess:
         """Pass on what comes, as fast as it is read."""
         try:
             async for body in bodies:
-                self._say(frames.Message(relayed.call, body))
+                self._say(frames.StreamMessage(relayed.call, body))
                 await relayed.wanted()
         except CallEnded as end:  # which the handler there has words for
             self._say(frames.HalfClose(relayed.call, end.status, end.text))

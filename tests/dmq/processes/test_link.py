@@ -97,8 +97,8 @@ async def raw(on_frame: Callable[[End, Any], None] = lambda *_: None) -> tuple[s
     return ours, await End(on_frame).open(theirs, frames.from_front, reads_while_behind=False)
 
 
-def message(size_bytes: int, call: int = 1) -> frames.Message:
-    return frames.Message(call, bytes(size_bytes))
+def message(size_bytes: int, call: int = 1) -> frames.StreamMessage:
+    return frames.StreamMessage(call, bytes(size_bytes))
 
 
 def _feed(link: Link, data: bytes | bytearray, part_bytes: int = 2**30) -> None:
@@ -161,7 +161,7 @@ async def test_frames_arrive_in_order() -> None:
     """In both directions, also what is said in answer while a batch is read."""
 
     def answer(end: End, frame: Any) -> None:  # noqa: ANN401
-        if isinstance(frame, frames.Message):
+        if isinstance(frame, frames.StreamMessage):
             end.link.say(frames.Piece(frame.call, [frame.body]))
             end.link.say(frames.End(frame.call, 0, ""))
 

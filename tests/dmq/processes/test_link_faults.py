@@ -46,7 +46,7 @@ def test_a_message_that_comes_in_one_piece_with_its_call_is_read(tmp_path: Path)
     async def scenario(pair: FrontPair, _: EmbeddedRig) -> None:
         await pair.listen()
         settings = consumer_settings().SerializeToString()
-        pair.say(a_relay(1, "Telemetry", None), frames.Message(1, settings), frames.HalfClose(1))
+        pair.say(a_relay(1, "Telemetry", None), frames.StreamMessage(1, settings), frames.HalfClose(1))
         piece = await pair.answer(frames.Piece, 1)
         assert wire.TelemetryCommand.FromString(piece.messages[0]).settings.subscription.group == GROUP
         pair.say(frames.More(1))
@@ -88,7 +88,7 @@ def test_a_call_that_is_cancelled_before_it_begins_leaves_nothing(tmp_path: Path
 
     async def scenario(pair: FrontPair, _: EmbeddedRig) -> None:
         await pair.listen()
-        pair.say(a_relay(1, "Telemetry", None), frames.Message(1, b"x" * 1000), frames.Cancel(1))
+        pair.say(a_relay(1, "Telemetry", None), frames.StreamMessage(1, b"x" * 1000), frames.Cancel(1))
         assert (await pair.answer(frames.End, 1)).status == Status.CANCELLED
         assert pair.accounts.everyone.bytes_held == 0
         assert not pair.accounts.held_by("address", "10.0.0.7")
@@ -124,9 +124,9 @@ def test_a_call_that_lost_its_room_before_it_began_is_answered_and_not_served(tm
         for call in range(16):
             pair.host.on_frames([a_relay(call, "QueryRoute", b"")])
         pair.host.on_frames([a_relay(16, "Telemetry", None)])
-        pair.host.on_frames([frames.Message(16, b"x" * 200_000)])
+        pair.host.on_frames([frames.StreamMessage(16, b"x" * 200_000)])
         pair.host.on_frames([a_relay(17, "Telemetry", None)])
-        pair.host.on_frames([frames.Message(17, b"x" * 100_000)])
+        pair.host.on_frames([frames.StreamMessage(17, b"x" * 100_000)])
         assert (await pair.answer(frames.End, 16)).status == Status.RESOURCE_EXHAUSTED
         assert not pair.answers(frames.Read, 16)
         await pair.answer(frames.Read, 17)

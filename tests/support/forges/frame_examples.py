@@ -51,7 +51,7 @@ FROM_FRONT: tuple[frames.Frame, ...] = (
     frames.Ack(3, "workers", "orders", ["handle"]),
     frames.ChangeInvisible(4, "workers", "orders", "handle", 30_000, True, "client", "192.0.2.7"),
     frames.Relay(5, "/a.B/C", ["x-mq-client-id"], [b"\6client"], "ipv4:192.0.2.7:1", "192.0.2.7", 2.5, 12, b"body"),
-    frames.Message(5, b"body"),
+    frames.StreamMessage(5, b"body"),
     frames.HalfClose(5),
     frames.More(5),
     frames.Cancel(5),
