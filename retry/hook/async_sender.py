@@ -10,7 +10,7 @@ from broker_adapter.runtime.cancellation import is_cancelled_here
 from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
 from retry.hook.loops import Loops, failure_of
-from retry.hook.sender import Ask, Flow, KeepFuture, Message, Sender, Step, Tell, TryNow
+from retry.hook.sender import Ask, Flow, KeepFuture, OutgoingMessage, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import CallPatience
 from retry.hook.threads import DaemonThreads
 from retry.outcome import Outcome
@@ -26,7 +26,7 @@ class AsyncSender:
         self._loops = loops
         self._handlers = DaemonThreads("retry-handler", HANDLER_THREADS)
 
-    async def send(self, handler: Handler, message: Message) -> Outcome:
+    async def send(self, handler: Handler, message: OutgoingMessage) -> Outcome:
         """Send; if this task is cancelled, keep the message before the cancellation is raised."""
         if handler.is_async:
             self._loops.note_running()
@@ -46,7 +46,7 @@ class AsyncSender:
         """Reset the threads in a forked child: they belong to the parent."""
         self._handlers.after_fork()
 
-    async def _run(self, handler: Handler, message: Message) -> Outcome:
+    async def _run(self, handler: Handler, message: OutgoingMessage) -> Outcome:
         flow = self._sender.flow(handler, message)
         patience = self._sender.patience()
         try:
@@ -68,7 +68,7 @@ class AsyncSender:
             return outcome
 
     async def _perform(
-        self, step: Step, handler: Handler, message: Message, patience: CallPatience
+        self, step: Step, handler: Handler, message: OutgoingMessage, patience: CallPatience
     ) -> tuple[Any, BaseException | None]:
         """Return the result of the step, or the error of the handler: not every error can pass through a future or a
         task.
@@ -101,7 +101,7 @@ class AsyncSender:
             flow.close()
 
 
-def _attempt(handler: Handler, message: Message) -> tuple[Any, BaseException | None]:
+def _attempt(handler: Handler, message: OutgoingMessage) -> tuple[Any, BaseException | None]:
     try:
         return receipt_of(message.start(handler)), None
     except GeneratorExit as error:  # thrown into the generator it would end it

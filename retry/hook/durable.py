@@ -23,7 +23,7 @@ from retry.hook.classify import Classifier
 from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
 from retry.hook.handlers import Attempt, is_async
 from retry.hook.redelivery import Redelivery
-from retry.hook.sender import Message
+from retry.hook.sender import OutgoingMessage
 from retry.outcome import Delivered, Outcome, Rejected, SendRejected
 from retry.policy import RetryPolicy
 from retry.sink import DelaySink, SinkError
@@ -67,7 +67,7 @@ class DurableSend:
         arguments: Arguments = self._codec.decode(attempt.uid, payload)
         return self._again(*arguments.args, **arguments.kwargs)
 
-    def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+    def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OutgoingMessage:
         # The uid comes first: the codec may write it into the message. Encoding precedes the first attempt, so a call
         # that cannot be kept fails during development and not in an outage.
         message = self.redelivery.message(b"", call=partial(self._send, *args, **kwargs))

@@ -48,7 +48,7 @@ from retry.hook.logs import HookLog
 from retry.hook.loops import Loops
 from retry.hook.metrics import HookMetrics, HookTally
 from retry.hook.process import close_on_sigterm, guard, keep_alive, release
-from retry.hook.sender import FORKED, Call, Message, Sender, make_message
+from retry.hook.sender import FORKED, Call, OutgoingMessage, Sender, make_message
 from retry.hook.settle import Settler, SinkHealth
 from retry.hook.snapshot import snapshot
 from retry.outcome import Outcome, Spooled
@@ -265,15 +265,15 @@ class Redelivery:
 
     def message(
         self, payload: Payload, key: str | None = None, uid: bytes | None = None, call: Call | None = None
-    ) -> Message:
+    ) -> OutgoingMessage:
         """Return a validated message; raise ``TypeError`` or ``ValueError`` if an argument is invalid."""
         return make_message(payload, key, uid, self._sink.clock.now_ms(), call)
 
-    def send_message(self, type_name: str, message: Message) -> Outcome:
+    def send_message(self, type_name: str, message: OutgoingMessage) -> Outcome:
         """Send a message returned by ``message``; for wrappers of producers, see ``durable``."""
         return self._sender.send(self._find(type_name), message)
 
-    async def send_message_async(self, type_name: str, message: Message) -> Outcome:
+    async def send_message_async(self, type_name: str, message: OutgoingMessage) -> Outcome:
         """Send a message returned by ``message``, on this event loop."""
         return await self._async_sender.send(self._find(type_name), message)
 

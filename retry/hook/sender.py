@@ -76,7 +76,7 @@ Flow = Generator[Step, Any, Outcome]
 _TRY_NOW = TryNow()
 
 
-class Message:
+class OutgoingMessage:
     """One message being sent. ``call``, if set, replaces the handler at the first attempt."""
 
     __slots__ = ("call", "created_at_ms", "is_new", "key", "payload", "uid")
@@ -104,7 +104,7 @@ class Message:
 
 def make_message(
     payload: bytes | bytearray | memoryview, key: str | None, uid: bytes | None, now_ms: int, call: Call | None
-) -> Message:
+) -> OutgoingMessage:
     """Return a validated message; raise ``TypeError`` or ``ValueError`` if an argument is invalid. ``None`` and an
     empty key both mean no key.
     """
@@ -123,7 +123,7 @@ def make_message(
         uid = make_uid(now_ms)
     elif type(uid) is not bytes or len(uid) != UID_BYTES:
         raise ValueError(f"a uid has {UID_BYTES} bytes")
-    return Message(uid, payload, key, now_ms, call, is_new=is_new)
+    return OutgoingMessage(uid, payload, key, now_ms, call, is_new=is_new)
 
 
 class Sender:
@@ -152,7 +152,7 @@ class Sender:
         self._rng = rng
         self._on_spooled = on_spooled
 
-    def send(self, handler: Handler, message: Message) -> Outcome:
+    def send(self, handler: Handler, message: OutgoingMessage) -> Outcome:
         """Send in the caller's thread; return the outcome."""
         tally = handler.tally
         if not tally.enter():
@@ -173,7 +173,7 @@ class Sender:
         tally.leave_delivered()
         return Delivered(uid=message.uid, receipt=receipt)
 
-    def flow(self, handler: Handler, message: Message) -> Flow:
+    def flow(self, handler: Handler, message: OutgoingMessage) -> Flow:
         """Yield the steps of a send and return its outcome; the caller has entered the tally."""
         if self.is_child:  # the sink belongs to the parent; a call could wait for a thread that does not exist here
             return (yield from self._attempt(handler, message, None, Permit.NORMAL))
@@ -207,7 +207,7 @@ class Sender:
             )
         return (yield from self._attempt(handler, message, held, Permit.NORMAL))
 
-    def _keep_or_attempt(self, handler: Handler, message: Message) -> Flow:
+    def _keep_or_attempt(self, handler: Handler, message: OutgoingMessage) -> Flow:
         """Keep a message for an unavailable destination; attempt it if it cannot be kept."""
         kept: Outcome = yield from self._keep(handler, message, reason=AWAY)
         permit = handler.destination.begin(is_paced=False) if isinstance(kept, Rejected) else None
@@ -220,7 +220,7 @@ class Sender:
         return attempted
 
     def after_error(
-        self, handler: Handler, message: Message, error: BaseException, held: Held | None, permit: Permit
+        self, handler: Handler, message: OutgoingMessage, error: BaseException, held: Held | None, permit: Permit
     ) -> Flow:
         """Yield the steps after a first attempt that raised ``error``, and return the outcome."""
         verdict = self.judge(handler, error)
@@ -260,7 +260,7 @@ class Sender:
         )
 
     def _interrupted(
-        self, handler: Handler, message: Message, held: Held | None, error: BaseException, *, is_attempted: bool
+        self, handler: Handler, message: OutgoingMessage, held: Held | None, error: BaseException, *, is_attempted: bool
     ) -> Flow:
         """Keep the message that ``error`` interrupted, then raise ``error``."""
         due_at_ms = self._first_step_ms(handler, message) if is_attempted else message.created_at_ms
@@ -271,7 +271,7 @@ class Sender:
         handler.tally.note_outcome((yield from kept))
         raise error
 
-    def rejected_closed(self, handler: Handler, message: Message) -> Rejected:
+    def rejected_closed(self, handler: Handler, message: OutgoingMessage) -> Rejected:
         """Return the outcome of a send after ``close``."""
         rejected = self._reject(handler, message, "closed", CLOSED, None)
         handler.tally.note_outcome(rejected)
@@ -288,7 +288,7 @@ class Sender:
         handler.tally.note_attempt(type(verdict).__name__.lower())
         return verdict
 
-    def _attempt(self, handler: Handler, message: Message, held: Held | None, permit: Permit) -> Flow:
+    def _attempt(self, handler: Handler, message: OutgoingMessage, held: Held | None, permit: Permit) -> Flow:
         try:
             receipt = yield _TRY_NOW
         except BaseException as error:  # noqa: BLE001 - no error may lose the message
@@ -304,7 +304,7 @@ class Sender:
         names = (*handler.earlier_names, handler.type_name) if self._sink.can_hold else (handler.type_name,)
         return next((name for name in names if self._sink.has_waiting(name, key)), "")
 
-    def _keep(self, handler: Handler, message: Message, *, reason: str, type_name: str = "") -> Flow:
+    def _keep(self, handler: Handler, message: OutgoingMessage, *, reason: str, type_name: str = "") -> Flow:
         """Keep a message that was not attempted for the drain, due at once."""
         entry = self._entry(handler, message, due_at_ms=message.created_at_ms, type_name=type_name)
         return (yield from self._put(handler, message, entry, None, reason))
@@ -312,7 +312,7 @@ class Sender:
     def _keep_failed(
         self,
         handler: Handler,
-        message: Message,
+        message: OutgoingMessage,
         held: Held | None,
         due_at_ms: int,
         error: BaseException,
@@ -343,7 +343,9 @@ class Sender:
         )
         return (yield from self._put(handler, message, entry, error, reason))
 
-    def _put(self, handler: Handler, message: Message, entry: Entry, error: BaseException | None, reason: str) -> Flow:
+    def _put(
+        self, handler: Handler, message: OutgoingMessage, entry: Entry, error: BaseException | None, reason: str
+    ) -> Flow:
         if self.is_child:
             return self._not_kept(handler, message, SinkClosed(FORKED), error, is_uncertain=entry.is_uncertain)
         try:
@@ -353,7 +355,9 @@ class Sender:
         self._health.worked()
         return self._spooled(handler, message, entry.due_at_ms, reason, entry.is_uncertain)
 
-    def _spooled(self, handler: Handler, message: Message, due_at_ms: int, reason: str, is_uncertain: bool) -> Spooled:
+    def _spooled(
+        self, handler: Handler, message: OutgoingMessage, due_at_ms: int, reason: str, is_uncertain: bool
+    ) -> Spooled:
         spooled = Spooled(uid=message.uid, due_at_ms=due_at_ms, reason=reason, is_uncertain=is_uncertain)
         handler.destination.on_kept()
         log = self._log.info if reason in {HANDED_OVER, IN_ORDER} else self._log.warning
@@ -369,7 +373,7 @@ class Sender:
     def _not_kept(
         self,
         handler: Handler,
-        message: Message,
+        message: OutgoingMessage,
         sink_error: BaseException,
         error: BaseException | None,
         *,
@@ -391,7 +395,7 @@ class Sender:
     def _reject(
         self,
         handler: Handler,
-        message: Message,
+        message: OutgoingMessage,
         why: str,
         reason: str,
         error: BaseException | None,
@@ -405,7 +409,7 @@ class Sender:
     def _entry(
         self,
         handler: Handler,
-        message: Message,
+        message: OutgoingMessage,
         *,
         due_at_ms: int,
         attempts: int = 0,
@@ -438,12 +442,12 @@ class Sender:
             lambda: self._sink.again(held, held.entry.created_at_ms, is_counted=False),
         )
 
-    def _first_step_ms(self, handler: Handler, message: Message) -> int:
+    def _first_step_ms(self, handler: Handler, message: OutgoingMessage) -> int:
         now_ms = self._sink.clock.now_ms()
         step = decide(handler.policy, 1, now_ms, self._rng, since_ms=message.created_at_ms)
         return step.at_ms if isinstance(step, RetryAt) else now_ms
 
-    def _run(self, flow: Flow, handler: Handler, message: Message) -> Outcome:
+    def _run(self, flow: Flow, handler: Handler, message: OutgoingMessage) -> Outcome:
         """Drive ``flow`` in this thread."""
         patience = self.patience()
         try:
@@ -462,7 +466,7 @@ class Sender:
             handler.tally.note_outcome(outcome)
             return outcome
 
-    def _perform(self, step: Step, handler: Handler, message: Message, patience: CallPatience) -> Any:  # noqa: ANN401 - result of the step
+    def _perform(self, step: Step, handler: Handler, message: OutgoingMessage, patience: CallPatience) -> Any:  # noqa: ANN401 - result of the step
         match step:
             case TryNow():
                 return receipt_of(message.start(handler))
