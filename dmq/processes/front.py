@@ -50,7 +50,7 @@ from dmq.processes.tuning import tune
 from dmq.rocketmq_server.calls.access import Guarded, all_entrances
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher
-from dmq.rocketmq_server.rpc.messages import MessageCalls
+from dmq.rocketmq_server.rpc.messages import ClientMessageCalls
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 from dmq.rocketmq_server.transport.http2_methods import messaging, with_bounds
 from dmq.rocketmq_server.transport.tls import Certificates
@@ -97,7 +97,7 @@ class Front:
             sends_in_flight_max=settings.sends_in_flight_max,
             sends_busy=settings.sends_busy,
         )
-        self._messages = messages = MessageCalls(self.store, clock, config, self._send_other)
+        self._messages = messages = ClientMessageCalls(self.store, clock, config, self._send_other)
         self._keys = KeyFile(Path(settings.acl), clock, tells=False) if settings.acl is not None else None
         self._certificates = _certificates(settings, clock)
         self.look_at_files()

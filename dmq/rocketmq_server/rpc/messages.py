@@ -38,7 +38,7 @@ _Sent = TypeVar("_Sent")
 SendOther = Callable[[wire.SendMessageRequest, Call], Awaitable[wire.SendMessageResponse]]
 
 
-class MessageCalls:
+class ClientMessageCalls:
     """The four per-message RPCs. The event loop owns the object."""
 
     def __init__(self, exchange: MessagePort, clock: Clock, config: SidecarConfig, send_other: SendOther) -> None:

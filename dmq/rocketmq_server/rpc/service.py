@@ -25,7 +25,7 @@ from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.exchange import BrokerExchange, ServedBroker
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS
-from dmq.rocketmq_server.rpc.messages import MessageCalls
+from dmq.rocketmq_server.rpc.messages import ClientMessageCalls
 from dmq.rocketmq_server.rpc.pulls import PullCalls
 from dmq.rocketmq_server.rpc.recurring import AddSchedule, RecurringCalls
 from dmq.rocketmq_server.rpc.telemetry import Streams
@@ -73,7 +73,7 @@ class MessagingService:
             in_all=config.receives_waiting_max, per_client=config.receives_per_client_max, quotas=quotas
         )
         self.exchange = BrokerExchange(broker, quotas, self._polls)
-        self.messages = MessageCalls(self.exchange, clock, config, self._send_other)
+        self.messages = ClientMessageCalls(self.exchange, clock, config, self._send_other)
         self._pulls = PullCalls(
             pulls, self._polls, self._may_make, lambda: self.messages.store_host, self.messages.slices
         )
