@@ -27,9 +27,9 @@ from broker_adapter.remoting.routes import READABLE, WRITABLE, Part
 from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, to_message
 from broker_adapter.remoting.survey import (
     BrokerSeen,
+    GroupPosition,
     GroupSeen,
     MemberSeen,
-    Position,
     QueueShares,
     Survey,
     TopicSeen,
@@ -43,11 +43,11 @@ __all__ = [
     "WRITABLE",
     "BrokerSeen",
     "Compression",
+    "GroupPosition",
     "GroupSeen",
     "MemberSeen",
     "Operation",
     "Part",
-    "Position",
     "Pull",
     "Queue",
     "QueueShares",

@@ -85,7 +85,7 @@ class QueueShares(NamedTuple):
         return all(each.state is not None for each in self.members)
 
 
-class Position(NamedTuple):
+class GroupPosition(NamedTuple):
     """Position of a group in a queue. ``last_at_ms``: store time of the last finished message; 0 if it is deleted."""
 
     end_offset: int
@@ -163,14 +163,14 @@ class Survey:
                 owners.setdefault(held.queue, []).append(each.connected.client_id)
         return QueueShares(seen, members, {queue: tuple(owners[queue]) for queue in sorted(owners)})
 
-    async def positions(self, group: str) -> Mapping[MessageQueue, Position]:
+    async def positions(self, group: str) -> Mapping[MessageQueue, GroupPosition]:
         """Return the position of a group in each queue of its topics. ``Refused(GROUP_UNKNOWN)``.
 
         The topics are those with a committed offset and those to which its members subscribe.
         """
         masters = await self._masters()
         seen = await self._group(group, masters)
-        found: dict[MessageQueue, Position] = {}
+        found: dict[MessageQueue, GroupPosition] = {}
         for topic in sorted({*seen.topics, *seen.filters}):
             found.update(await self._positions(group, topic))
         return found
@@ -234,7 +234,7 @@ class Survey:
             return MemberSeen(connected, brokers, None, str(error))
         return MemberSeen(connected, brokers, state)
 
-    async def _positions(self, group: str, topic: str) -> Mapping[MessageQueue, Position]:
+    async def _positions(self, group: str, topic: str) -> Mapping[MessageQueue, GroupPosition]:
         try:
             masters = await self._masters_of(topic)
         except Refused as refused:
@@ -243,8 +243,8 @@ class Survey:
             raise
         stats = await self._at_each(masters, lambda address: self._admin.consume_stats_at(address, group, topic))
 
-        async def at(broker: str) -> Mapping[MessageQueue, Position]:
-            found = {queue: Position(*each) for queue, each in stats[broker].items()}
+        async def at(broker: str) -> Mapping[MessageQueue, GroupPosition]:
+            found = {queue: GroupPosition(*each) for queue, each in stats[broker].items()}
             for queue, each in found.items():
                 if not each.committed_offset:  # 0, or none
                     async with self._room:

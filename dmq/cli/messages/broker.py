@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from broker_adapter.contracts.message_queue import MessageQueue
     from broker_adapter.remoting import (
         BrokerSeen,
+        GroupPosition,
         GroupSeen,
         MemberSeen,
         Part,
-        Position,
         QueueShares,
         Survey,
         TopicSeen,
@@ -248,7 +248,7 @@ def _named(queue: MessageQueue) -> dict[str, Any]:
     return {"topic": queue.topic, "broker": queue.broker, "queue": queue.queue_id}
 
 
-def _position(position: Position) -> dict[str, Any]:
+def _position(position: GroupPosition) -> dict[str, Any]:
     return {
         "broker_offset": position.end_offset,
         "committed_offset": position.committed_offset,
