@@ -24,7 +24,7 @@ _WRITABLE = frozenset({wire.WRITE, wire.READ_WRITE})
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class RouteQueue:
     """Message queue of the cluster. Its number in a topic is its index in the route."""
 
     broker: str
@@ -39,7 +39,7 @@ class ProxyRoute:
     """Route of a topic at one time."""
 
     topic: str
-    queues: tuple[Queue, ...]
+    queues: tuple[RouteQueue, ...]
     types: tuple[MessageType, ...]
     at_s: float  # monotonic
 
@@ -140,7 +140,7 @@ class Routes:
 
     def _read(self, topic: str, answer: wire.QueryRouteResponse, asked: str) -> ProxyRoute:
         queues = [
-            Queue(
+            RouteQueue(
                 each.broker.name,
                 each.id,
                 address_of(each.broker.endpoints) or asked,
