@@ -48,7 +48,7 @@ _CHECK_AFTER, _CHECKED_TIMES = "CHECK_IMMUNITY_TIME_IN_SECONDS", "TRANSACTION_CH
 _log = LibraryLog("broker_adapter.leasing")
 
 
-class Reach(Protocol):
+class BrokerReach(Protocol):
     """Reachability of the brokers."""
 
     @property
@@ -85,7 +85,7 @@ class LeasingBroker:
         classic: ClassicBroker,
         clock: Clock,
         options: LeasingOptions = _DEFAULTS,
-        reach: Reach | None = None,
+        reach: BrokerReach | None = None,
     ) -> None:
         """Start the background tasks.
 
