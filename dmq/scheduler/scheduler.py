@@ -64,7 +64,7 @@ class Turn(NamedTuple):
     next_due_ms: int | None
 
 
-class Read(NamedTuple):
+class CursorRead(NamedTuple):
     """Rows of one cursor that a turn processes."""
 
     rows: list[tuple[bytes, bytes]]
@@ -192,7 +192,7 @@ class Scheduler:
         made = [*moved, *self._recurring.plan(schedules, now_ms)]
         return sorted(made, key=lambda op: (op.key < HELD_BEGIN, op.key))  # held entries are older than all others
 
-    def _take_around_floods(self, which: Cursor, now_ms: int, reads: int) -> Read:
+    def _take_around_floods(self, which: Cursor, now_ms: int, reads: int) -> CursorRead:
         """Return rows of a cursor that belong to no flood, including rows after a flood, by at most ``reads`` reads."""
         rows: list[tuple[bytes, bytes]] = []
         for _ in range(reads):
@@ -200,8 +200,8 @@ class Scheduler:
             kept = self._without_floods(found)
             rows += _besides(rows, kept)  # the cursor may have been lowered between two reads
             if is_done or len(kept) == len(found):
-                return Read(rows, is_done, is_flood=False)
-        return Read(rows, is_done=False, is_flood=True)
+                return CursorRead(rows, is_done, is_flood=False)
+        return CursorRead(rows, is_done=False, is_flood=True)
 
     def _backlog_share(self, *, is_live: bool) -> int:
         now_s = self._clock.monotonic_s()
