@@ -42,7 +42,7 @@ from dmq.trail.events import subscribed_event
 BEGIN, END = -1, -2  # reset targets other than a time
 
 
-class Reading(NamedTuple):
+class GroupBacklog(NamedTuple):
     """Number of messages of a topic that one of its groups has not finished."""
 
     group: str
@@ -216,11 +216,11 @@ class Operator(BrokerPart):
         pending = await self._reader.figures()
         return pending.get(topic.topic_id, 0) + pending.get(half_scope(topic.topic_id), 0)
 
-    async def readings(self, topic: Topic) -> list[Reading]:
+    async def readings(self, topic: Topic) -> list[GroupBacklog]:
         """Return the groups that read a topic, with their unread counts, sorted by name."""
         groups = sorted(await self._progress.readers_of(topic), key=lambda group: group.name)
         return [
-            Reading(group.name, await self._progress.unread(group, topic))
+            GroupBacklog(group.name, await self._progress.unread(group, topic))
             for group in groups
             if group.name in self._names.groups and self._names.reads(group.group_id, topic.name)
         ]
