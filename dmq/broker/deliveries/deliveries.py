@@ -26,7 +26,7 @@ from dmq.broker.groups import (
     Subscription,
     Subscriptions,
 )
-from dmq.broker.handles import Receipt, ReceiptHandles, name_of, read_receipt
+from dmq.broker.handles import ReceiptHandle, ReceiptHandles, name_of, read_receipt
 from dmq.broker.limits import GroupFlows
 from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, SharedParts
@@ -43,7 +43,7 @@ _PASS_OVER_S_MAX = 0.5  # time beyond its deadline that a receive continues to s
 _NO_LEASE = DeliveryLease(0, 0, 0)
 _U64 = 2**64 - 1
 _new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its argument list
-_Known = tuple[SubscribedQueue, Receipt, DeliveryLease] | Refused
+_Known = tuple[SubscribedQueue, ReceiptHandle, DeliveryLease] | Refused
 
 
 class ForwardedMessage(NamedTuple):
@@ -379,7 +379,9 @@ class Deliveries(BrokerPart):
             return refused
         return queue, receipt, lease
 
-    async def _lease_of(self, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt, DeliveryLease, str]:
+    async def _lease_of(
+        self, found: Subscription, handle: str
+    ) -> tuple[SubscribedQueue, ReceiptHandle, DeliveryLease, str]:
         """Return the queue, receipt, lease and message group of a valid handle; refuse a finished message."""
         queue, receipt = _resolve(self._receipts, found, handle)
         if not queue.check(receipt):
@@ -416,7 +418,7 @@ def _at_hand(found: Subscription, handle: str) -> _Known | None:
     return queue, receipt, lease
 
 
-def _check_name(receipt: Receipt, message_id: bytes) -> None:
+def _check_name(receipt: ReceiptHandle, message_id: bytes) -> None:
     """Refuse a handle of a different message: the store's files were replaced by older ones."""
     if receipt.message != name_of(message_id):
         raise Refused(Rule.RECEIPT_HANDLE, "the handle is of another message", value=receipt.queue_offset)
@@ -426,7 +428,7 @@ def _retired(handle: str) -> Refused:
     return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or the group was reset", value=handle)
 
 
-def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[SubscribedQueue, Receipt]:
+def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[SubscribedQueue, ReceiptHandle]:
     receipt = known.decode(handle)
     queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
     if queue is None:

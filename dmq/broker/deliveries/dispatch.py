@@ -16,7 +16,7 @@ from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.broker.filters import Filters, Passes
 from dmq.broker.groups import DeliveryLease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
-from dmq.broker.handles import Receipt, ReceiptHandles, name_of
+from dmq.broker.handles import ReceiptHandle, ReceiptHandles, name_of
 from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, Names, SharedParts
 from dmq.store.schema.index import Receipt as Stored
@@ -225,7 +225,7 @@ class HandOut(BrokerPart):
         _, stored_at_ms, deliver_at_ms, message_id, _, message_group, payload, history, _ = record
         queue_id, name = queue.queue_id, name_of(message_id)
         place = queue.group_id, queue.topic_id, queue_id, offset
-        receipt = _new_tuple(Receipt, (*place, lease.epoch, lease.attempt, lease.is_push, name))
+        receipt = _new_tuple(ReceiptHandle, (*place, lease.epoch, lease.attempt, lease.is_push, name))
         handle = lease.handle = self._receipts.encode(receipt)
         if self._spans is not None:
             lease.traced = self._spans.handed_out(payload)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
-from dmq.broker.handles import Receipt
+from dmq.broker.handles import ReceiptHandle
 from dmq.store.schema.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,
@@ -324,7 +324,7 @@ class GroupQueue:
         """Store the lease of an offset."""
         self.leases[offset] = lease
 
-    def check(self, receipt: Receipt) -> bool:
+    def check(self, receipt: ReceiptHandle) -> bool:
         """Return True if the handle is valid, False if the message is already finished.
 
         Raise ``Refused(RECEIPT_HANDLE)`` if the handle is stale.
@@ -394,7 +394,7 @@ class GroupQueue:
             del self._moved[next(iter(self._moved))]
         return self.finish((offset,))
 
-    def leased(self, receipt: Receipt, message_group: str) -> DeliveryLease:
+    def leased(self, receipt: ReceiptHandle, message_group: str) -> DeliveryLease:
         """Return the lease of a valid handle; recreate it if it ended or dates from before a restart."""
         offset = receipt.queue_offset
         lease = self.leases.get(offset)

@@ -6,14 +6,14 @@ Imports: ``dmq.store`` and below. Interface: encode and decode functions of each
 from __future__ import annotations
 
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind, NotAHandle, read_handle
-from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_receipt
+from dmq.broker.handles.receipt_handle import ReceiptHandle, ReceiptHandles, name_of, read_receipt
 
 __all__ = [
     "EntryHandle",
     "EntryHandles",
     "HandleKind",
     "NotAHandle",
-    "Receipt",
+    "ReceiptHandle",
     "ReceiptHandles",
     "name_of",
     "read_handle",

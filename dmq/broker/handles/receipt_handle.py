@@ -27,7 +27,7 @@ _DIGEST_BYTES = 20
 _new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its argument list
 
 
-class Receipt(NamedTuple):
+class ReceiptHandle(NamedTuple):
     """Content of a handle."""
 
     group_id: int
@@ -60,14 +60,14 @@ class ReceiptHandles:
         self.epoch += 1
         return self.epoch
 
-    def encode(self, receipt: Receipt) -> str:
+    def encode(self, receipt: ReceiptHandle) -> str:
         """Return the text of a handle."""
         packed = _HEAD.pack(_VERSION, *receipt[:7], self._store) + receipt.message
         code = self._keyed.copy()
         code.update(packed)
         return (packed + code.digest()).hex()
 
-    def decode(self, handle: str) -> Receipt:
+    def decode(self, handle: str) -> ReceiptHandle:
         """Return the content of a handle; raise ``Refused(RECEIPT_HANDLE)`` if this store has not issued it."""
         try:
             raw = bytes.fromhex(handle)
@@ -81,17 +81,17 @@ class ReceiptHandles:
         code.update(packed)
         if not compare_digest(code.digest(), raw[-_CODE_BYTES:]):
             raise _unknown(handle)
-        return Receipt(group_id, topic_id, queue_id, offset, epoch, attempt, is_push, packed[_HEAD_BYTES:])
+        return ReceiptHandle(group_id, topic_id, queue_id, offset, epoch, attempt, is_push, packed[_HEAD_BYTES:])
 
 
-def read_receipt(handle: str) -> Receipt:
+def read_receipt(handle: str) -> ReceiptHandle:
     """Return the content of a handle without a check of its code; the caller must verify the handle before it acts on
     it.
     """
     raw = bytes.fromhex(handle)
     _, group_id, topic_id, queue_id, offset, epoch, attempt, is_push, _ = _HEAD.unpack_from(raw)
     said = group_id, topic_id, queue_id, offset, epoch, attempt, is_push, raw[_HEAD_BYTES:-_CODE_BYTES]
-    return _new_tuple(Receipt, said)
+    return _new_tuple(ReceiptHandle, said)
 
 
 def _unknown(handle: str) -> Refused:

@@ -277,11 +277,11 @@ def test_gaps(first: int, count: int) -> None:
 # -- receipt handles ---------------------------------------------------------------------------------------------------
 
 HANDLES = receipt.ReceiptHandles(Identity(7, bytes(range(32))), 1)
-handles = st.builds(receipt.Receipt, u32, u32, u16, u64, u64, u16, st.booleans(), short)
+handles = st.builds(receipt.ReceiptHandle, u32, u32, u16, u64, u64, u16, st.booleans(), short)
 
 
 @given(handles)
-def test_receipt_handles(given_out: receipt.Receipt) -> None:
+def test_receipt_handles(given_out: receipt.ReceiptHandle) -> None:
     """They describe themselves, in text that any client carries."""
     handle = HANDLES.encode(given_out)
     assert HANDLES.decode(handle) == given_out
@@ -290,7 +290,7 @@ def test_receipt_handles(given_out: receipt.Receipt) -> None:
 
 
 @given(handles, st.data())
-def test_a_changed_receipt_handle_is_refused(given_out: receipt.Receipt, data: st.DataObject) -> None:
+def test_a_changed_receipt_handle_is_refused(given_out: receipt.ReceiptHandle, data: st.DataObject) -> None:
     """One character changed, cut off or put in: never taken for another message's, never another exception.
 
     Base64 has spare bits at its end, so that a changed last character may still mean the same bytes.

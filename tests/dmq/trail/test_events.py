@@ -25,9 +25,9 @@ GOLDEN: list[tuple[str, bytes, str]] = [
     ("group event", events.name_event(events.EventKind.GROUP_CREATED, 7),
      "0a 00000000 00000007 ffff 0000 0000000000000000"),
     ("gap event", events.gap_event(5, 6), "0d 00000000 00000000 ffff 0000 0000000000000005 0000000000000006"),
-    ("receipt handle", bytes.fromhex(RECEIPTS.encode(receipt.Receipt(1, 2, 3, 4, 5, 6, False, b"id"))),
+    ("receipt handle", bytes.fromhex(RECEIPTS.encode(receipt.ReceiptHandle(1, 2, 3, 4, 5, 6, False, b"id"))),
      "04000000010000000200030000000000000004000000000000000500060000000000000000076964b897533690d8d3114e805b0d11b5defc"),
-    ("handle of a push consumer", bytes.fromhex(RECEIPTS.encode(receipt.Receipt(1, 2, 3, 4, 5, 6, True, b"id"))),
+    ("handle of a push consumer", bytes.fromhex(RECEIPTS.encode(receipt.ReceiptHandle(1, 2, 3, 4, 5, 6, True, b"id"))),
      "0400000001000000020003000000000000000400000000000000050006010000000000000007696478991a1871613be1600e363a420ea578"),
 ]  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.failures import failure_reasons
 from dmq.broker.failures.failure_reasons import KEPT_S, FailureReasons
-from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles
+from dmq.broker.handles.receipt_handle import ReceiptHandle, ReceiptHandles
 from dmq.store.schema.identity import Identity
 from retry.failure_reason import FailureReason
 
@@ -20,7 +20,7 @@ FOREIGN = ReceiptHandles(Identity(8, b"t" * 32), 1)
 
 
 def _handle(number: int = 1, group_id: int = 5, handles: ReceiptHandles = HANDLES) -> str:
-    return handles.encode(Receipt(group_id, 9, 0, number, number, 1, True, b"\x01" * 17))
+    return handles.encode(ReceiptHandle(group_id, 9, 0, number, number, 1, True, b"\x01" * 17))
 
 
 @pytest.fixture

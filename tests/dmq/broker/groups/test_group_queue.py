@@ -13,18 +13,18 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue, Returned
-from dmq.broker.handles.receipt_handle import Receipt
+from dmq.broker.handles.receipt_handle import ReceiptHandle
 from dmq.store.schema.group import CHUNK_OFFSETS
 from dmq.store.writer.operations import Op
 
 NOW_MS = 1_000_000
 
 
-def a_receipt(offset: int, epoch: int = 1, attempt: int = 1) -> Receipt:
-    return Receipt(7, 8, 9, offset, epoch, attempt)
+def a_receipt(offset: int, epoch: int = 1, attempt: int = 1) -> ReceiptHandle:
+    return ReceiptHandle(7, 8, 9, offset, epoch, attempt)
 
 
-def hand_out(queue: GroupQueue, limit: int = 1, epoch: int = 1) -> list[Receipt]:
+def hand_out(queue: GroupQueue, limit: int = 1, epoch: int = 1) -> list[ReceiptHandle]:
     """Take and lease, as the broker does."""
     taken = queue.take(limit)
     for offset, returned in taken:
@@ -134,7 +134,7 @@ def test_attempts_end_at_the_maximum_of_their_field() -> None:
         (a_receipt(10, epoch=5), False),  # there is no such message
     ],
 )
-def test_a_handle_is_checked_against_the_lease(receipt: Receipt, *, is_good: bool) -> None:
+def test_a_handle_is_checked_against_the_lease(receipt: ReceiptHandle, *, is_good: bool) -> None:
     """The current one, or one of a message that nobody holds."""
     queue = a_queue()
     hand_out(queue, epoch=5)

@@ -7,7 +7,7 @@ from support.forges.message_line import ALL, Line, Reading
 
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.message_groups import RUN_MAX, MessageOrder
-from dmq.broker.handles.receipt_handle import Receipt
+from dmq.broker.handles.receipt_handle import ReceiptHandle
 
 
 def test_a_run_is_delivered_together_and_blocks_later_messages() -> None:
@@ -111,7 +111,7 @@ def test_a_lease_from_before_that_ends_comes_in_its_turn() -> None:
             line.hide(2)
         line.restart()
         if not is_held_by_a_row:
-            line.queue.leased(Receipt(7, 8, 9, 2, lease.epoch, 1), "a")
+            line.queue.leased(ReceiptHandle(7, 8, 9, 2, lease.epoch, 1), "a")
         line.come_back(2)
         assert line.receive(limit=1) == [0]
         assert line.receive() == []
@@ -157,7 +157,7 @@ def test_a_late_handle_that_is_used_holds_up_its_own_message_group_alone() -> No
     """A cancelled receive left its message unread; once it has a lease again, others need not wait for it."""
     line = Line("aba")
     line.cancel(line.begin(limit=1))
-    line.queue.leased(Receipt(7, 8, 9, 0, 1, 1), "a")
+    line.queue.leased(ReceiptHandle(7, 8, 9, 0, 1, 1), "a")
     assert line.receive() == [1]
     line.ack(0)
     assert line.receive() == [2]

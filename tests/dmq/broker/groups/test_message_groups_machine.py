@@ -17,7 +17,7 @@ from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.group_queue import DeliveryLease
-from dmq.broker.handles.receipt_handle import Receipt
+from dmq.broker.handles.receipt_handle import ReceiptHandle
 
 
 class OrderMachine(RuleBasedStateMachine):
@@ -36,8 +36,8 @@ class OrderMachine(RuleBasedStateMachine):
         self.hidden: set[int] = set()  # of these, those that outlive the run
         self.due: dict[int, int] = {}  # the next attempt, where it is not the first
         self.due_after_restart: dict[int, int] = {}
-        self.good: dict[int, Receipt] = {}
-        self.stale: list[Receipt] = []  # in this run
+        self.good: dict[int, ReceiptHandle] = {}
+        self.stale: list[ReceiptHandle] = []  # in this run
         self.ending: list[tuple[int, DeliveryLease, int]] = []
 
     # -- receives -----------------------------------------------------------------------------------------------------
@@ -205,11 +205,11 @@ class OrderMachine(RuleBasedStateMachine):
         """What somebody has, or reads."""
         return {*self.out, *(offset for reading in self.reads for offset in reading.taken)}
 
-    def pick(self, pick: int) -> Receipt:
+    def pick(self, pick: int) -> ReceiptHandle:
         """One of them."""
         return self.usable()[pick % len(self.usable())]
 
-    def usable(self) -> list[Receipt]:
+    def usable(self) -> list[ReceiptHandle]:
         """The last handles of messages that are not finished, and that no receive is about to hand out again."""
         read = {offset for reading in self.reads for offset in reading.taken}
         return [receipt for offset, receipt in sorted(self.good.items()) if offset not in read]
@@ -218,7 +218,7 @@ class OrderMachine(RuleBasedStateMachine):
         if offset in self.good:
             self.stale.append(self.good[offset])
         lease = self.out[offset] = self.line.queue.leases[offset]
-        self.good[offset] = Receipt(7, 8, 9, offset, lease.epoch, lease.attempt)
+        self.good[offset] = ReceiptHandle(7, 8, 9, offset, lease.epoch, lease.attempt)
 
     def finish(self, offset: int, *, is_done: bool = False) -> None:
         if not is_done:

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.broker.handles.receipt_handle import Receipt, ReceiptHandles, name_of, read_receipt
+from dmq.broker.handles.receipt_handle import ReceiptHandle, ReceiptHandles, name_of, read_receipt
 from dmq.store.files.identity import draw
 from dmq.store.schema.identity import Identity, StorePlace
 
 IDENTITY = Identity(7, bytes(range(32)))
 HANDLES = ReceiptHandles(IDENTITY, 1)
 receipts = st.builds(
-    Receipt,
+    ReceiptHandle,
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**32 - 1),
     st.integers(0, 2**16 - 1),
@@ -39,7 +39,7 @@ def refused(handle: str, handles: ReceiptHandles = HANDLES) -> bool:
 
 
 @given(receipt=receipts)
-def test_a_handle_returns_its_contents(receipt: Receipt) -> None:
+def test_a_handle_returns_its_contents(receipt: ReceiptHandle) -> None:
     """All fields, over their whole range, in text that any client passes on unharmed."""
     handle = HANDLES.encode(receipt)
     assert HANDLES.decode(handle) == read_receipt(handle) == receipt
@@ -47,7 +47,7 @@ def test_a_handle_returns_its_contents(receipt: Receipt) -> None:
 
 
 @given(receipt=receipts, at=st.integers(0, 10_000), letter=st.sampled_from(ALPHABET))
-def test_a_changed_letter_is_noticed(receipt: Receipt, at: int, letter: str) -> None:
+def test_a_changed_letter_is_noticed(receipt: ReceiptHandle, at: int, letter: str) -> None:
     """Any letter at any place; one that is a digit in capitals means the same."""
     handle = HANDLES.encode(receipt)
     at %= len(handle)
@@ -56,7 +56,7 @@ def test_a_changed_letter_is_noticed(receipt: Receipt, at: int, letter: str) -> 
 
 
 @given(receipt=receipts, cut=st.integers(1, 60))
-def test_a_shorter_or_longer_handle_is_noticed(receipt: Receipt, cut: int) -> None:
+def test_a_shorter_or_longer_handle_is_noticed(receipt: ReceiptHandle, cut: int) -> None:
     """Cut at either end, or doubled."""
     handle = HANDLES.encode(receipt)
     assert refused(handle[:-cut])
@@ -86,7 +86,7 @@ def test_no_digits_are_believed(raw: bytes) -> None:
     ids=["another number", "another secret", "both"],
 )
 @given(receipt=receipts)
-def test_handles_of_another_store_are_refused(other: Identity, receipt: Receipt) -> None:
+def test_handles_of_another_store_are_refused(other: Identity, receipt: ReceiptHandle) -> None:
     """Of a copy, and of one whose number somebody knows."""
     assert refused(ReceiptHandles(other, 1).encode(receipt))
     assert refused(HANDLES.encode(receipt), ReceiptHandles(other, 1))
