@@ -46,7 +46,7 @@ class _Commands(Mapping[str, Any]):  # of typer's vendored class of commands
         return len(NOUNS)
 
 
-class Root(CommandGroup):
+class RootCommand(CommandGroup):
     """Root command. Import the module of the selected command, and report every error as one line with an exit code."""
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - typer's
@@ -138,7 +138,7 @@ def _show_version(wanted: bool) -> None:
 
 # Plain help: with rich it needs 60 ms more and is cut to 80 columns in a pipe.
 app = typer.Typer(
-    cls=Root,
+    cls=RootCommand,
     name="dmq",
     help="Rock-DMQ, a delay and retry service for message queues.",
     epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 damaged, 5 not allowed, 6 unavailable, 7 partial.",
