@@ -15,14 +15,14 @@ _ROWS_MAX = 60
 _BAR_CHARS = 40
 
 
-class Row(NamedTuple):
+class HistogramRow(NamedTuple):
     """Number of messages in the time span that ``label`` names."""
 
     label: str
     messages: int
 
 
-def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> list[Row]:
+def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> list[HistogramRow]:
     """Return rows for buckets of ``(until_ms, count)``, merged by minute, hour or day to keep them few; none is empty.
 
     ``waiting`` is the total; messages in no bucket are due after all buckets.
@@ -37,10 +37,10 @@ def due_rows(buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> l
             overdue += count
         else:
             due[-(-until_ms // step_ms) * step_ms] += count
-    rows = [Row("overdue", overdue)] if overdue else []
-    rows += [Row(f"within {about(until_ms - now_ms)}", count) for until_ms, count in sorted(due.items())]
+    rows = [HistogramRow("overdue", overdue)] if overdue else []
+    rows += [HistogramRow(f"within {about(until_ms - now_ms)}", count) for until_ms, count in sorted(due.items())]
     later = waiting - sum(count for _, count in found)
-    return [*rows, Row("later", later)] if later > 0 else rows
+    return [*rows, HistogramRow("later", later)] if later > 0 else rows
 
 
 def show_due(heading: str, buckets: Iterable[tuple[int, int]], waiting: int, now_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmq.cli.output.histogram import Row, due_rows
+from dmq.cli.output.histogram import HistogramRow, due_rows
 
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 NOW = 1_700_006_400_000  # a whole day
@@ -18,10 +18,10 @@ def test_minutes_of_several_groups_are_added_up() -> None:
     """In the order of time, with what is overdue first and what no bucket tells last."""
     buckets = [(NOW + 2 * MINUTE, 3), (NOW - MINUTE, 4), (NOW + MINUTE, 1), (NOW + 2 * MINUTE, 2), (NOW, 1)]
     assert due_rows(buckets, 13, NOW) == [
-        Row("overdue", 5),
-        Row("within 1m", 1),
-        Row("within 2m", 5),
-        Row("later", 2),
+        HistogramRow("overdue", 5),
+        HistogramRow("within 1m", 1),
+        HistogramRow("within 2m", 5),
+        HistogramRow("later", 2),
     ]
 
 
