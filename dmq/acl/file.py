@@ -29,7 +29,7 @@ from typing import Any, Final
 import structlog
 
 from broker_adapter.runtime.clock import Clock
-from dmq.acl.rules import ACTIONS, ADMIN, ADMINISTRATOR, GROUP, OPERATE, OPERATOR, ROLES, TOPIC, AccessKey, Rule
+from dmq.acl.rules import ACTIONS, ADMIN, ADMINISTRATOR, GROUP, OPERATE, OPERATOR, ROLES, TOPIC, AccessKey, AccessRule
 from dmq.config.units import parse_duration
 from dmq.errors import DmqError
 from dmq.runtime.secret_file import read_secret_file
@@ -180,7 +180,7 @@ def _role(where: str, table: Mapping[str, Any], *, is_admin: bool) -> tuple[str,
     return role, with_bodies
 
 
-def _rules(where: str, kind: str, table: object, *, is_operator: bool) -> list[Rule]:
+def _rules(where: str, kind: str, table: object, *, is_operator: bool) -> list[AccessRule]:
     if not isinstance(table, dict):
         raise ValueError(f'{where}: {kind}s: expected a table such as {{ "orders-*" = "SUB" }}')
     rules = []
@@ -196,7 +196,7 @@ def _rules(where: str, kind: str, table: object, *, is_operator: bool) -> list[R
             actions |= {OPERATE}
         elif ADMIN in actions and kind == TOPIC:
             raise ValueError(f'{here}: ADMIN on a topic requires role = "operator"')
-        rules.append(Rule(kind, pattern, actions))
+        rules.append(AccessRule(kind, pattern, actions))
     return rules
 
 

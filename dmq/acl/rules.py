@@ -59,7 +59,7 @@ ADMIN_KEY: Final = Need(ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class AccessRule:
     """A grant of ``actions`` on every topic, or group, that ``pattern`` matches."""
 
     kind: str
@@ -90,7 +90,7 @@ class AccessKey:
     name: str
     secret: bytes = field(repr=False)
     is_admin: bool = False
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[AccessRule, ...] = ()
     role: str = ""  # empty: none
     with_bodies: bool = False
 
@@ -100,7 +100,7 @@ class AccessKey:
             return self.is_admin
         return self.role in {VIEWER, OPERATOR} and (role == VIEWER or self.with_bodies)
 
-    def rule_for(self, need: Need) -> Rule | None:
+    def rule_for(self, need: Need) -> AccessRule | None:
         """Return the first rule that allows ``need``, or None."""
         return next((rule for rule in self.rules if rule.allows(need)), None)
 

@@ -17,7 +17,7 @@ from dmq.cli.session.options import Session, with_output, with_watch
 
 if TYPE_CHECKING:
     from dmq.acl.file import Keys
-    from dmq.acl.rules import AccessKey, Need, Rule
+    from dmq.acl.rules import AccessKey, AccessRule, Need
 
 app = noun("acl")
 
@@ -119,11 +119,11 @@ def _need(action: str, resource: str) -> Need:
     return Need(action, kind, name)
 
 
-def _plain(rule: Rule) -> dict[str, object]:
+def _plain(rule: AccessRule) -> dict[str, object]:
     return {"kind": rule.kind, "pattern": rule.pattern, "actions": rule.written}
 
 
-def _verdict(key: AccessKey, need: Need, rule: Rule | None) -> str:
+def _verdict(key: AccessKey, need: Need, rule: AccessRule | None) -> str:
     if key.is_admin:
         return "allowed: it is an admin key"
     return f"not allowed: no rule gives {need}" if rule is None else f"allowed by {rule}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.acl.rules import ADMIN, ADMIN_KEY, GROUP, NAME_CHARS_MAX, PUB, SUB, TOPIC, AccessKey, Need, Rule, matches
+from dmq.acl.rules import ADMIN, ADMIN_KEY, GROUP, NAME_CHARS_MAX, PUB, SUB, TOPIC, AccessKey, AccessRule, Need, matches
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_a_key_may_do_only_what_a_rule_allows() -> None:
         name="shop",
         secret=b"s",
         rules=(
-            Rule(TOPIC, "orders*", frozenset({SUB})),
-            Rule(TOPIC, "orders-eu", frozenset({PUB})),
-            Rule(GROUP, "billing", frozenset({SUB})),
+            AccessRule(TOPIC, "orders*", frozenset({SUB})),
+            AccessRule(TOPIC, "orders-eu", frozenset({PUB})),
+            AccessRule(GROUP, "billing", frozenset({SUB})),
         ),
     )
     assert key.may(Need(SUB, TOPIC, "orders-eu"))
