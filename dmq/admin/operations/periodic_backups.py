@@ -24,7 +24,7 @@ from dmq.config.units import format_duration
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery import BackupFolder, size_of
 from dmq.store import Store
-from dmq.store.schema.recurring import Schedule
+from dmq.store.schema.recurring import RecurrenceRule
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -53,7 +53,7 @@ def due_ms(rule: BackupRule, last_ms: int, now_ms: int) -> int | None:
         return now_ms
     if rule.every_ms:
         return last_ms + rule.every_ms
-    return next_time(Schedule(0, cron=rule.cron, zone=rule.zone), last_ms)
+    return next_time(RecurrenceRule(0, cron=rule.cron, zone=rule.zone), last_ms)
 
 
 def rule_of(config: DaemonConfig) -> BackupRule | None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
-from dmq.store.schema.recurring import CatchUp, Schedule, ScheduleProgress
+from dmq.store.schema.recurring import CatchUp, RecurrenceRule, ScheduleProgress
 
 EVERY_MS_MIN = 1_000
 JITTER_MS_MAX = 86_400_000
@@ -150,7 +150,7 @@ def zone_of(name: str) -> tzinfo:
 # -- instants ----------------------------------------------------------------------------------------------------------
 
 
-def next_time(schedule: Schedule, after_ms: int) -> int | None:
+def next_time(schedule: RecurrenceRule, after_ms: int) -> int | None:
     """Return the first time of a rule after ``after_ms`` in epoch ms; None if there is none within ``YEARS_MAX`` years.
 
     Raise ``RuleError`` if this host cannot evaluate the rule. The caller applies the ``count`` limit.
@@ -167,7 +167,7 @@ def next_time(schedule: Schedule, after_ms: int) -> int | None:
     return found
 
 
-def last_time(schedule: Schedule, first_ms: int, until_ms: int) -> int:
+def last_time(schedule: RecurrenceRule, first_ms: int, until_ms: int) -> int:
     """Return the last time of a rule up to ``until_ms``, or ``first_ms``, a time of the rule, if none is later."""
     if schedule.every_ms:
         until_ms = min(until_ms, schedule.end_ms or until_ms)
@@ -186,12 +186,12 @@ def last_time(schedule: Schedule, first_ms: int, until_ms: int) -> int:
     return low
 
 
-def _until(schedule: Schedule, from_ms: int, until_ms: int) -> int | None:
+def _until(schedule: RecurrenceRule, from_ms: int, until_ms: int) -> int | None:
     found = next_time(schedule, from_ms - 1)
     return found if found is not None and found <= until_ms else None
 
 
-def due_ms(schedule: Schedule, name: str, at_ms: int) -> int:
+def due_ms(schedule: RecurrenceRule, name: str, at_ms: int) -> int:
     """Return the due time of the occurrence at ``at_ms``: up to the jitter later, and always the same.
 
     It is never later than the rule's next time, however long the jitter is, so occurrences keep their order.
@@ -213,7 +213,7 @@ class RuleTurn(NamedTuple):
     next_ms: int | None
 
 
-def turn(schedule: Schedule, name: str, progress: ScheduleProgress, now_ms: int, at_most: int) -> RuleTurn:
+def turn(schedule: RecurrenceRule, name: str, progress: ScheduleProgress, now_ms: int, at_most: int) -> RuleTurn:
     """Return the occurrences of a due schedule to send now, at most ``at_most``.
 
     Raise ``RuleError`` as ``next_time``.

@@ -42,7 +42,7 @@ from dmq.store.schema.record import (
 )
 from dmq.store.schema.recurring import (
     Phase,
-    Schedule,
+    RecurrenceRule,
     ScheduleProgress,
     decode_message,
     decode_progress,
@@ -69,7 +69,7 @@ class _Due(NamedTuple):
     value: bytes
     name: str
     topic: Topic
-    schedule: Schedule
+    schedule: RecurrenceRule
     progress: ScheduleProgress
 
 

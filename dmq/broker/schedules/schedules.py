@@ -45,7 +45,7 @@ from dmq.store.schema.record import body_payload, decode_waiting, encode_body
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,
-    Schedule,
+    RecurrenceRule,
     ScheduleProgress,
     decode_message,
     decode_progress,
@@ -67,7 +67,7 @@ _Result = TypeVar("_Result")
 
 
 class Wanted(NamedTuple):
-    """Schedule to create. ``payload`` is a serialized wire message without an id; see ``Schedule`` for the other
+    """Schedule to create. ``payload`` is a serialized wire message without an id; see ``RecurrenceRule`` for the other
     fields.
 
     With ``start_after_ms`` or ``end_after_ms`` it starts or ends that long after its creation, or before if negative.
@@ -90,11 +90,11 @@ class Wanted(NamedTuple):
     start_after_ms: int | None = None
     end_after_ms: int | None = None
 
-    def made_at(self, topic_id: int, now_ms: int) -> Schedule:
+    def made_at(self, topic_id: int, now_ms: int) -> RecurrenceRule:
         """Return the stored form of the schedule, created at ``now_ms``."""
         start_ms = self.start_ms if self.start_after_ms is None else max(1, now_ms + self.start_after_ms)
         end_ms = self.end_ms if self.end_after_ms is None else max(1, now_ms + self.end_after_ms)
-        return Schedule(
+        return RecurrenceRule(
             topic_id=topic_id,
             every_ms=self.every_ms,
             cron=self.cron,
@@ -115,7 +115,7 @@ class ScheduleStatus:
 
     name: str
     topic: str
-    schedule: Schedule
+    schedule: RecurrenceRule
     progress: ScheduleProgress
     next_due_ms: int
     following_ms: Sequence[int] = ()  # times of the rule after the next one; only from ``show``
@@ -123,7 +123,7 @@ class ScheduleStatus:
 
 
 class _Found(NamedTuple):
-    schedule: Schedule
+    schedule: RecurrenceRule
     progress: ScheduleProgress
     body: bytes
     key: bytes  # of its timeline entry; empty: none
@@ -204,7 +204,7 @@ class Schedules(BrokerPart):
                 found.append(self._status(name, decode_schedule(schedule), decode_progress(progress)))
         return found, wanted[-1] if len(names) > limit else ""
 
-    def _status(self, name: str, schedule: Schedule, progress: ScheduleProgress) -> ScheduleStatus:
+    def _status(self, name: str, schedule: RecurrenceRule, progress: ScheduleProgress) -> ScheduleStatus:
         next_due_ms = due_ms(schedule, name, progress.next_ms) if progress.next_ms else 0
         topic = self._names.topics_by_id[schedule.topic_id].name
         return ScheduleStatus(name=name, topic=topic, schedule=schedule, progress=progress, next_due_ms=next_due_ms)
@@ -390,7 +390,7 @@ class Schedules(BrokerPart):
     def _kept(name: str, progress: ScheduleProgress) -> Put:
         return Put(Family.META, schedule_keys(name)[1], encode_progress(progress))
 
-    def _entry(self, name: str, schedule: Schedule, progress: ScheduleProgress, what: str) -> ScheduleOp:
+    def _entry(self, name: str, schedule: RecurrenceRule, progress: ScheduleProgress, what: str) -> ScheduleOp:
         at_ms = due_ms(schedule, name, progress.next_ms)
         record = waiting_record(schedule.topic_id, name, schedule.message_group, at_ms, self._clock.now_ms())
         event = changed_event(schedule.topic_id, what, name, progress.next_ms)
@@ -414,7 +414,7 @@ def _check_own(topic: str, is_derived: bool) -> None:
         raise Refused(Rule.TOPIC, "cannot send to a retry or dead-letter topic", value=topic)
 
 
-def _check_rule(wanted: Schedule) -> None:
+def _check_rule(wanted: RecurrenceRule) -> None:
     if bool(wanted.every_ms) == bool(wanted.cron):
         raise Refused(Rule.REQUEST, "a schedule requires either an interval or a cron expression")
     if wanted.every_ms and wanted.zone:
@@ -438,7 +438,7 @@ def _check_rule(wanted: Schedule) -> None:
         raise Refused(Rule.REQUEST, str(error)) from error
 
 
-def _following(schedule: Schedule, after_ms: int, number: int) -> tuple[int, ...]:
+def _following(schedule: RecurrenceRule, after_ms: int, number: int) -> tuple[int, ...]:
     """Return the first ``number`` times of a rule after ``after_ms``, or fewer if the rule ends."""
     found: list[int] = []
     try:

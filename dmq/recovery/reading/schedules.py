@@ -12,7 +12,7 @@ from dmq.recovery.reading.rows import Waiting
 from dmq.store.schema import keys
 from dmq.store.schema.recurring import (
     Phase,
-    Schedule,
+    RecurrenceRule,
     ScheduleProgress,
     decode_message,
     decode_progress,
@@ -25,7 +25,7 @@ SCHEDULE_LETTERS = (keys.META_SCHEDULE, keys.META_PROGRESS, keys.META_RECURRING)
 class Parts(NamedTuple):
     """Readable parts of a schedule."""
 
-    schedule: Schedule
+    schedule: RecurrenceRule
     progress: ScheduleProgress
 
 
@@ -72,7 +72,7 @@ class ScheduleRows:
                 yield "row", f"{shown} is not whole"
                 continue
             schedule, progress = rows[keys.META_SCHEDULE], rows[keys.META_PROGRESS]
-            assert isinstance(schedule, Schedule)
+            assert isinstance(schedule, RecurrenceRule)
             assert isinstance(progress, ScheduleProgress)
             if schedule.topic_id not in names.topics_by_id:
                 yield "name", f"{shown} is of topic {schedule.topic_id}, which has no record"

@@ -32,7 +32,7 @@ class CatchUp(IntEnum):
     SKIP = 3  # none is sent
 
 
-class Schedule(NamedTuple):
+class RecurrenceRule(NamedTuple):
     """Rule of a recurring message: every ``every_ms``, or ``cron`` in time zone ``zone``. 0: no start, end or count."""
 
     topic_id: int
@@ -66,18 +66,18 @@ class ScheduleProgress(NamedTuple):
     why: str = ""  # reason of a pause by the daemon itself
 
 
-def encode_schedule(schedule: Schedule) -> bytes:
+def encode_schedule(schedule: RecurrenceRule) -> bytes:
     """Return the value of a schedule's row."""
     return _VERSION + json.dumps({name: value for name, value in schedule._asdict().items() if value}).encode()
 
 
-def decode_schedule(value: bytes) -> Schedule:
+def decode_schedule(value: bytes) -> RecurrenceRule:
     """Decode a schedule's row; raise ``StoreCorrupt`` if it is invalid."""
     try:
         if value[:1] != _VERSION:
             raise ValueError("unknown version")
-        found = Schedule(**json.loads(value[1:]))
-        for default, given in zip(Schedule(0), found, strict=True):
+        found = RecurrenceRule(**json.loads(value[1:]))
+        for default, given in zip(RecurrenceRule(0), found, strict=True):
             if type(given) is not (str if isinstance(default, str) else int) or (isinstance(given, int) and given < 0):
                 raise ValueError(f"{given!r:.60} is no part of it")
         if bool(found.every_ms) == bool(found.cron):

@@ -68,7 +68,7 @@ from dmq.store.schema.position import Position, decode_position, encode_position
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,
-    Schedule,
+    RecurrenceRule,
     ScheduleProgress,
     decode_message,
     decode_progress,
@@ -755,7 +755,7 @@ def _orders() -> list[Case]:
 
 def _schedules() -> list[Case]:
     rows = schedule_keys("nightly")
-    schedule = Schedule(
+    schedule = RecurrenceRule(
         TOPIC,
         cron="0 2 * * *",
         zone="Europe/Berlin",
@@ -767,7 +767,7 @@ def _schedules() -> list[Case]:
         message_group="group",
         created_at_ms=NOW - 10,
     )
-    every = Schedule(TOPIC, 1_000, created_at_ms=NOW)
+    every = RecurrenceRule(TOPIC, 1_000, created_at_ms=NOW)
     progress = ScheduleProgress(Phase.WAITING, 3, NOW - 1, NOW)
     paused = ScheduleProgress(Phase.PAUSED, 3, NOW - 1, 0, "why")
     return [

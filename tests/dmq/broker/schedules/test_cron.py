@@ -25,7 +25,7 @@ from dmq.broker.schedules.cron import (
     turn,
     zone_of,
 )
-from dmq.store.schema.recurring import CatchUp, Phase, Schedule, ScheduleProgress
+from dmq.store.schema.recurring import CatchUp, Phase, RecurrenceRule, ScheduleProgress
 
 BERLIN = "Europe/Berlin"
 NOW = 1_790_000_000_000
@@ -46,7 +46,7 @@ def at(text: str, zone: str = BERLIN) -> int:
 
 def times(cron: str, after_ms: int, number: int, zone: str = BERLIN) -> list[str]:
     """The next times of a rule, as its zone shows them."""
-    schedule, found = Schedule(1, cron=cron, zone=zone), []
+    schedule, found = RecurrenceRule(1, cron=cron, zone=zone), []
     for _ in range(number):
         following = next_time(schedule, after_ms)
         assert following is not None
@@ -148,16 +148,16 @@ def test_an_unknown_zone_is_reported(zone: str) -> None:
 def test_a_rule_that_never_occurs_costs_little(cron: str, zone: str) -> None:
     """The search looks at each day of a few years once, and at no minute."""
     with patch.object(cron_rules, "YEARS_MAX", 0):
-        assert next_time(Schedule(1, cron="* * * * *", zone=zone), NOW) is None
+        assert next_time(RecurrenceRule(1, cron="* * * * *", zone=zone), NOW) is None
     with patch.object(cron_rules, "time", None):  # makes a time of the day
-        assert next_time(Schedule(1, cron=cron, zone=zone), NOW) is None
+        assert next_time(RecurrenceRule(1, cron=cron, zone=zone), NOW) is None
 
 
 def test_the_rarest_date_is_found() -> None:
     """29 February, over a year that is none of its own."""
     assert times("0 0 29 2 *", at("2096-03-01 00:00", "UTC"), 1, "UTC") == ["02-29 00:00 +0000"]
-    assert next_time(Schedule(1, cron="* * * * *"), 253_402_300_000_000) is None
-    assert next_time(Schedule(1, 1_000), 253_402_300_799_999) is None
+    assert next_time(RecurrenceRule(1, cron="* * * * *"), 253_402_300_000_000) is None
+    assert next_time(RecurrenceRule(1, 1_000), 253_402_300_799_999) is None
 
 
 CRONS = st.builds(
@@ -180,7 +180,7 @@ INSTANTS = st.one_of(
 @given(cron=st.one_of(CRONS, st.sampled_from(sorted(ALIASES))), zone=st.sampled_from(ZONES), after_ms=INSTANTS)
 def test_times_increase_and_are_those_of_the_rule(cron: str, zone: str, after_ms: int) -> None:
     """Strictly, none is left out by asking from elsewhere, and the clock shows what the rule says, or has jumped."""
-    schedule, read = Schedule(1, cron=cron, zone=zone), read_cron(cron)
+    schedule, read = RecurrenceRule(1, cron=cron, zone=zone), read_cron(cron)
     first = next_time(schedule, after_ms)
     if first is None:
         return
@@ -207,7 +207,9 @@ def test_the_last_time_is_found_without_walking(
     every_ms: int | None, cron: str, zone: str, span_ms: int, after_ms: int
 ) -> None:
     """It is the one that walking finds."""
-    schedule = Schedule(1, every_ms, created_at_ms=after_ms) if every_ms else Schedule(1, cron=cron, zone=zone)
+    schedule = (
+        RecurrenceRule(1, every_ms, created_at_ms=after_ms) if every_ms else RecurrenceRule(1, cron=cron, zone=zone)
+    )
     first = next_time(schedule, after_ms)
     if first is None:
         return
@@ -235,7 +237,7 @@ def test_a_turn_sends_the_occurrences_of_its_policy(
 ) -> None:
     """In order, nothing early, no more than is allowed; what follows lies behind it."""
     jitter_ms = min(jitter_ms, every_ms)
-    schedule = Schedule(1, every_ms, count=count, jitter_ms=jitter_ms, catch_up=catch_up, created_at_ms=NOW)
+    schedule = RecurrenceRule(1, every_ms, count=count, jitter_ms=jitter_ms, catch_up=catch_up, created_at_ms=NOW)
     first = NOW + every_ms
     now_ms = due_ms(schedule, "s", first) + late_ms
     found = turn(schedule, "s", ScheduleProgress(Phase.WAITING, 0, 0, first), now_ms, at_most)
@@ -257,7 +259,7 @@ def test_a_turn_sends_the_occurrences_of_its_policy(
 
 def test_jitter_is_spread() -> None:
     """Over all of it, by the name: schedules of one time do not come together."""
-    schedule = Schedule(1, cron="@daily", jitter_ms=JITTER_MS_MAX)
+    schedule = RecurrenceRule(1, cron="@daily", jitter_ms=JITTER_MS_MAX)
     at_ms = next_time(schedule, NOW) or 0
     found = {due_ms(schedule, f"s-{number}", at_ms) - at_ms for number in range(100)}
     assert len(found) == 100
@@ -268,7 +270,7 @@ def test_jitter_is_spread() -> None:
 @pytest.mark.parametrize("cron", ["* * * * *", "*/7 9-10 * * *"])
 def test_a_jitter_longer_than_the_spacing_skips_nothing(cron: str, catch_up: CatchUp) -> None:
     """A daemon that is never down sends every occurrence, once, when it is due, and not after the rule's next time."""
-    schedule = Schedule(1, cron=cron, jitter_ms=3_600_000, catch_up=catch_up, created_at_ms=NOW)
+    schedule = RecurrenceRule(1, cron=cron, jitter_ms=3_600_000, catch_up=catch_up, created_at_ms=NOW)
     progress = ScheduleProgress(Phase.WAITING, 0, 0, next_time(schedule, NOW) or 0)
     now_ms, until_ms = NOW, NOW + 86_400_000
     sent: list[int] = []
@@ -286,7 +288,7 @@ def test_a_jitter_longer_than_the_spacing_skips_nothing(cron: str, catch_up: Cat
 @pytest.mark.parametrize("late_ms", [0, 90_000, 3_599_000])
 def test_catching_up_once_sends_one_message_with_any_jitter(late_ms: int) -> None:
     """After a downtime the last occurrence that is due by now is sent, and what follows is not due yet."""
-    schedule = Schedule(1, cron="* * * * *", jitter_ms=600_000, catch_up=CatchUp.ONE, created_at_ms=NOW)
+    schedule = RecurrenceRule(1, cron="* * * * *", jitter_ms=600_000, catch_up=CatchUp.ONE, created_at_ms=NOW)
     first = next_time(schedule, NOW) or 0
     now_ms = due_ms(schedule, "s", first) + late_ms
     found = turn(schedule, "s", ScheduleProgress(Phase.WAITING, 0, 0, first), now_ms, 64)
@@ -294,7 +296,7 @@ def test_catching_up_once_sends_one_message_with_any_jitter(late_ms: int) -> Non
     assert due_ms(schedule, "s", found.times[0]) <= now_ms < due_ms(schedule, "s", found.next_ms or 0)
 
 
-def _times(schedule: Schedule, until_ms: int) -> Iterator[int]:
+def _times(schedule: RecurrenceRule, until_ms: int) -> Iterator[int]:
     found = next_time(schedule, NOW)
     while found is not None and found < until_ms:
         yield found
