@@ -254,7 +254,7 @@ def _codec(plan: Plan) -> Figure:
     """Return what a send costs both ends in bytes written and read, both ways."""
     holders = (Holder(ADDRESS, LOOPBACK),)
     sends = [
-        frames.Send(at, [Envelope(TOPIC, f"01{at:032X}", bytes(_BODY_BYTES), "tag")], holders, 0)
+        frames.SendMessages(at, [Envelope(TOPIC, f"01{at:032X}", bytes(_BODY_BYTES), "tag")], holders, 0)
         for at in range(_BATCH)
     ]
     answers = [frames.Sent(at, [SendReceipt(f"01{at:032X}", 3, at)]) for at in range(_BATCH)]

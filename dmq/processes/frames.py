@@ -44,7 +44,7 @@ class Ready(Frame, tag=2, frozen=True):
     """It takes connections."""
 
 
-class Send(Frame, tag=3, frozen=True):
+class SendMessages(Frame, tag=3, frozen=True):
     """As ``Exchange.send``; answered by ``Sent``."""
 
     call: int
@@ -286,7 +286,7 @@ class Failure(msgspec.Struct, array_like=True, frozen=True, gc=False):
 FromFront = (
     Hello
     | Ready
-    | Send
+    | SendMessages
     | ReceiveMessages
     | Taken
     | NotTaken

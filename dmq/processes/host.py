@@ -71,7 +71,7 @@ class Host:
         self._is_acking = False  # in the loop's next turn
         self._wall_less_boot_ms = 0  # as it is believed while a batch is read
         self._takes: dict[type, Callable[[Any], None]] = {
-            frames.Send: self._send,
+            frames.SendMessages: self._send,
             frames.ReceiveMessages: self._receive,
             frames.Taken: self._over,
             frames.NotTaken: self._not_taken,
@@ -154,11 +154,11 @@ class Host:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _send(self, frame: frames.Send) -> None:
+    def _send(self, frame: frames.SendMessages) -> None:
         sending = self._exchange.send(self._timed(frame), frame.holders)
         Deferred.of(sending).then(partial(self._sent, frame.call))
 
-    def _timed(self, frame: frames.Send) -> list[Envelope]:
+    def _timed(self, frame: frames.SendMessages) -> list[Envelope]:
         """Count delays from the time that is believed here: the front may not have heard of a step yet."""
         behind_ms = self._wall_less_boot_ms - frame.wall_less_boot_ms
         if -NEAR_MS <= behind_ms <= NEAR_MS:

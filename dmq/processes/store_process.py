@@ -71,7 +71,7 @@ class StoreProcess:
 
     def send(self, envelopes: Sequence[Envelope], holders: tuple[Holder, ...]) -> Deferred[Sequence[SendReceipt]]:
         call, answer = self._begin()
-        self._say(frames.Send(call, envelopes, holders, self._clock.wall_less_boot_ms))  # type: ignore[arg-type]
+        self._say(frames.SendMessages(call, envelopes, holders, self._clock.wall_less_boot_ms))  # type: ignore[arg-type]
         return answer
 
     async def receive(self, wanted: Receive, client_id: str, holders: tuple[Holder, ...]) -> Received:

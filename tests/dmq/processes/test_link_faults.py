@@ -67,7 +67,7 @@ def test_a_call_that_cannot_be_served_is_answered_and_costs_no_other(tmp_path: P
         pair.say(
             a_relay(1, "QueryRoute", b"", path="/of.nobody/Nothing"),
             frames.Ack(2, "billing", "orders", ["handle"]),
-            frames.Send(3, [an_envelope()], (), 0),
+            frames.SendMessages(3, [an_envelope()], (), 0),
             frames.More(99),
             frames.Cancel(99),
             frames.Taken(99),

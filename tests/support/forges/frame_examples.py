@@ -44,7 +44,7 @@ SETTINGS = Settings(
 FROM_FRONT: tuple[frames.Frame, ...] = (
     frames.Hello("1.2.3"),
     frames.Ready(),
-    frames.Send(1, [ENVELOPE], HOLDERS, 1_700_000_000_000),
+    frames.SendMessages(1, [ENVELOPE], HOLDERS, 1_700_000_000_000),
     frames.ReceiveMessages(2, "client", HOLDERS, "workers", "orders", -1, ["red"], "a > 1", 32, 30_000, 20_000, True),
     frames.Taken(2),
     frames.NotTaken(2, False),
