@@ -14,7 +14,7 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refu
 from broker_adapter.leasing.leases import ATTEMPTS_MAX, HeldDelivery, MemberLeases, Wanted
 from broker_adapter.queue_client import Membership
 from broker_adapter.queue_client.balance import WindowBounds
-from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, Service, Work
+from broker_adapter.queue_client.consumer import Consumer, ConsumerOptions, DeliveryService, Work
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.live_clients import LiveClients
 
@@ -121,6 +121,6 @@ class GroupMember:
         assert self.leases is not None, "the consumer has started"
         return self.leases
 
-    def _serve(self, work: Work) -> Service:
+    def _serve(self, work: Work) -> DeliveryService:
         self.leases = MemberLeases(work, self._clock, self._clients, self._run, self._numbers)
         return self.leases

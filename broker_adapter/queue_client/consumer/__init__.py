@@ -13,17 +13,17 @@ from broker_adapter.queue_client.consumer.consumer import Consumer
 from broker_adapter.queue_client.consumer.options import ConsumerOptions
 from broker_adapter.queue_client.consumer.outcome import Handler, Later, Outcome, Suspend
 from broker_adapter.queue_client.consumer.owned import OwnedQueue
-from broker_adapter.queue_client.consumer.services import Busy, Service, Work, by_handler, handled
+from broker_adapter.queue_client.consumer.services import Busy, DeliveryService, Work, by_handler, handled
 
 __all__ = [
     "Busy",
     "Consumer",
     "ConsumerOptions",
+    "DeliveryService",
     "Handler",
     "Later",
     "Outcome",
     "OwnedQueue",
-    "Service",
     "Suspend",
     "Work",
     "by_handler",

@@ -16,7 +16,7 @@ from broker_adapter.queue_client.consumer.failures import ConsumerFailures
 from broker_adapter.queue_client.consumer.offsets import BrokerOffsets, FileOffsets, Offsets
 from broker_adapter.queue_client.consumer.options import ConsumerOptions
 from broker_adapter.queue_client.consumer.owned import OwnedQueue
-from broker_adapter.queue_client.consumer.services import MakeService, Service, Work
+from broker_adapter.queue_client.consumer.services import DeliveryService, MakeService, Work
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 
@@ -65,7 +65,7 @@ class Consumer:
             else BrokerOffsets(membership.broker, group, self._clock)
         )
         self._failures = ConsumerFailures(membership, group, options.attempts)
-        self._service: Service | None = None
+        self._service: DeliveryService | None = None
         self._hurry = asyncio.Event()
         self._dividing = asyncio.Lock()
         self._tasks: Sequence[asyncio.Task[None]] = ()

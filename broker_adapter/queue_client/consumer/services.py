@@ -60,7 +60,7 @@ class Busy:
         await self._idle.wait()
 
 
-class Service(Protocol):
+class DeliveryService(Protocol):
     """Delivers the messages of assigned queues to handlers."""
 
     busy: Busy
@@ -78,7 +78,7 @@ class Service(Protocol):
         ...
 
 
-MakeService: TypeAlias = Callable[[Work], Service]
+MakeService: TypeAlias = Callable[[Work], DeliveryService]
 
 
 def by_handler(handler: Handler) -> MakeService:
