@@ -30,7 +30,7 @@ from dmq.rocketmq_server.rpc.pulls import PullCalls
 from dmq.rocketmq_server.rpc.recurring import AddSchedule, RecurringCalls
 from dmq.rocketmq_server.rpc.telemetry import Streams
 from dmq.rocketmq_server.rpc.transactions import TransactionCalls
-from dmq.rocketmq_server.sessions.sessions import Session, Sessions
+from dmq.rocketmq_server.sessions.sessions import ClientSession, Sessions
 from dmq.rocketmq_server.sessions.settings import CONSUMERS, SidecarConfig, client_type_of_heartbeat
 from dmq.rocketmq_server.sessions.slots import PollSlots
 from dmq.rocketmq_server.sessions.stream_reopening import route_endpoints
@@ -252,5 +252,5 @@ def _reason(call: Call) -> FailureReason:
     return FailureReason(client_id=call.client_id, address=call.address)
 
 
-def _is_push(session: Session | None) -> bool:
+def _is_push(session: ClientSession | None) -> bool:
     return session is not None and session.client_type == wire.PUSH_CONSUMER

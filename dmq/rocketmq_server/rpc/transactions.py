@@ -25,7 +25,7 @@ from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS, common_status, status_of
 from dmq.rocketmq_server.codec.delay import check_not_after, deliver_at_ms, is_relative, timestamp_ms
-from dmq.rocketmq_server.sessions.sessions import Session, Sessions, TelemetryOutbox
+from dmq.rocketmq_server.sessions.sessions import ClientSession, Sessions, TelemetryOutbox
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 log = structlog.get_logger("dmq.rocketmq_server")
@@ -49,7 +49,7 @@ class Producers:
         self._told: dict[str, set[str]] = {}
         self._sent: dict[str, dict[str, None]] = {}
 
-    def told(self, session: Session) -> None:
+    def told(self, session: ClientSession) -> None:
         """Replace the topics that a client publishes by those of its current settings."""
         if session.settings is None or session.outbox is None:
             return

@@ -63,7 +63,7 @@ class TelemetryOutbox:
 
 
 @dataclass(slots=True, kw_only=True)
-class Session:
+class ClientSession:
     """The reported properties of one client. ``outbox`` leads to its newest telemetry stream.
 
     ``settings`` are the last ones requested on that stream; ``None`` without a stream, or if they were too large to
@@ -89,29 +89,29 @@ class Sessions:
     def __init__(self, clock: Clock, *, sessions_max: int = 20_000) -> None:
         self._clock = clock
         self._sessions_max = sessions_max
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: OrderedDict[str, ClientSession] = OrderedDict()
         self._settings_bytes = 0
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[ClientSession]:
         return iter(list(self._sessions.values()))
 
-    def get(self, client_id: str) -> Session | None:
+    def get(self, client_id: str) -> ClientSession | None:
         """Return the session of a client, or None."""
         return self._sessions.get(client_id)
 
     def seen(
         self, client_id: str, client_type: wire.ClientType, group: str, language: str, version: str = ""
-    ) -> Session:
+    ) -> ClientSession:
         """Record activity and return the client's session, created if it is new."""
         now_s = self._clock.monotonic_s()
         language, version = language[:_WORD_CHARS_MAX], version[:_WORD_CHARS_MAX]
         session = self._sessions.get(client_id)
         if session is None:
             self._make_room(now_s)
-            session = Session(
+            session = ClientSession(
                 client_id=client_id,
                 client_type=client_type,
                 group=group,
@@ -129,7 +129,7 @@ class Sessions:
         self._sessions.move_to_end(client_id)
         return session
 
-    def attach(self, session: Session, settings: wire.Settings, outbox: TelemetryOutbox) -> None:
+    def attach(self, session: ClientSession, settings: wire.Settings, outbox: TelemetryOutbox) -> None:
         """Store the requested settings and their stream, which becomes the target of commands."""
         self._drop_settings(session)
         session.outbox = outbox
@@ -138,7 +138,7 @@ class Sessions:
             session.settings, session.settings_bytes = settings, size
             self._settings_bytes += size
 
-    def _drop_settings(self, session: Session) -> None:
+    def _drop_settings(self, session: ClientSession) -> None:
         self._settings_bytes -= session.settings_bytes
         session.settings, session.settings_bytes = None, 0
 

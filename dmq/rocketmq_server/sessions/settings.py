@@ -10,7 +10,7 @@ from broker_adapter.contracts.limits import BODY_BYTES_MAX, POLLING_MS_MAX, RECE
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.rocketmq_server.codec.delay import DELAY_LEVELS_MS_DEFAULT
-from dmq.rocketmq_server.sessions.sessions import Session
+from dmq.rocketmq_server.sessions.sessions import ClientSession
 
 CONSUMERS = frozenset({wire.PUSH_CONSUMER, wire.SIMPLE_CONSUMER, wire.PULL_CONSUMER})
 CLIENT_TYPES = CONSUMERS | {wire.PRODUCER}
@@ -58,7 +58,7 @@ def check_client_type(client_type: wire.ClientType) -> wire.ClientType:
     return client_type
 
 
-def client_type_of_heartbeat(told: wire.ClientType, session: Session | None) -> wire.ClientType | None:
+def client_type_of_heartbeat(told: wire.ClientType, session: ClientSession | None) -> wire.ClientType | None:
     """Return the client type of a heartbeat's sender; ``None`` if it is unknown.
 
     As in RocketMQ, the settings of the telemetry stream determine the type, not the heartbeat. Without a stream, as

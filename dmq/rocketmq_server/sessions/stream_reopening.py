@@ -9,13 +9,13 @@ its routes every 30 s. So the route of a live producer without a stream names th
 from __future__ import annotations
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.rocketmq_server.sessions.sessions import Session
+from dmq.rocketmq_server.sessions.sessions import ClientSession
 
 # A producer of several topics requests all their routes at once, before its new stream is open.
 RESPELL_S_MIN = 20.0
 
 
-def route_endpoints(session: Session | None, endpoints: wire.Endpoints, now_s: float) -> wire.Endpoints:
+def route_endpoints(session: ClientSession | None, endpoints: wire.Endpoints, now_s: float) -> wire.Endpoints:
     """Return ``endpoints`` in the spelling for a route of the client of ``session``.
 
     The spelling changes only while a Python producer has no stream, and is then kept, because each change makes the

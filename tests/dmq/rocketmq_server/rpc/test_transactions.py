@@ -18,7 +18,7 @@ from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher
 from dmq.rocketmq_server.rpc.service import MessagingService
 from dmq.rocketmq_server.rpc.transactions import SENT_TOPICS_MAX, Producers
-from dmq.rocketmq_server.sessions.sessions import Session, Sessions, TelemetryOutbox
+from dmq.rocketmq_server.sessions.sessions import ClientSession, Sessions, TelemetryOutbox
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
 
 TOPIC = wire.Resource(name="orders")
@@ -274,10 +274,10 @@ def test_producers_are_asked_in_turn() -> None:
     asyncio.run(scenario())
 
 
-def a_session(outbox: TelemetryOutbox, *topics: str) -> Session:
+def a_session(outbox: TelemetryOutbox, *topics: str) -> ClientSession:
     """What a producer with these topics told about itself."""
     settings = wire.Settings(publishing=wire.Publishing(topics=[wire.Resource(name=topic) for topic in topics]))
-    return Session(
+    return ClientSession(
         client_id="one",
         client_type=wire.PRODUCER,
         group="",
