@@ -15,7 +15,15 @@ import pyarrow as pa
 
 from spark_audit.report import text
 from spark_audit.report.message import words
-from spark_audit.report.message.files import EventsFile, FileGap, Row, Snapshot, TrailFiles, packed_forms, unpacked
+from spark_audit.report.message.files import (
+    EventsFile,
+    FileGap,
+    MessageSnapshot,
+    Row,
+    TrailFiles,
+    packed_forms,
+    unpacked,
+)
 from spark_audit.report.message.verdict import Judge, MessageOutcome
 from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
@@ -181,7 +189,7 @@ def _by_time(found: Sequence[Row]) -> list[Row]:
     return [row for *_, row in heapq.merge(*cells, key=lambda each: each[:4])]
 
 
-def _held(shot: Snapshot) -> dict[str, Any]:
+def _held(shot: MessageSnapshot) -> dict[str, Any]:
     entries = [{**entry, "message_id": unpacked(entry["message_id"])} for entry in shot.entries]
     return {"cell": shot.cell, "sequence": shot.sequence, "taken_ms": shot.taken_ms, "entries": entries}
 

@@ -45,7 +45,7 @@ class FileGap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class MessageSnapshot:
     """Content of the newest snapshot of a cell about the message and the queues of its topics."""
 
     cell: str
@@ -150,7 +150,7 @@ class TrailFiles:
 
     def snapshot(
         self, cell: str, ids: pa.Array[Any], topics: Sequence[str], undone: Sequence[Undone]
-    ) -> Snapshot | None:
+    ) -> MessageSnapshot | None:
         """Return the content of the newest complete snapshot of a cell, ignoring snapshots of undone events."""
         found = (self.root / "snapshots" / f"cell={cell}").glob("*/manifest.json")
         standing = (
@@ -163,7 +163,7 @@ class TrailFiles:
             return None
         taken_ms = self._json(newest / "manifest.json").get("taken_ms")
         of_topics = pa.array(topics, pa.string())
-        return Snapshot(
+        return MessageSnapshot(
             cell=cell,
             sequence=_number(newest),
             taken_ms=taken_ms if isinstance(taken_ms, int) else None,

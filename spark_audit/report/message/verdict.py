@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_audit.report import text
 from spark_audit.report.message import words
-from spark_audit.report.message.files import FileGap, Row, Snapshot
+from spark_audit.report.message.files import FileGap, MessageSnapshot, Row
 from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, GIVEN_UP, HALF
 from spark_audit.stops import Stop
 
@@ -46,7 +46,7 @@ class Judge:
     def __init__(
         self,
         *,
-        shots: dict[str, Snapshot],
+        shots: dict[str, MessageSnapshot],
         gaps: list[FileGap],
         context: list[Row],
         as_of_ms: dict[str, int | None],
@@ -183,7 +183,9 @@ class Judge:
             return _outcome(last, group, "open", f"can see it in {words.place_in_words(last)}", "no snapshot is newer")
         return self._at_place(last, group, shot, queue, offset)
 
-    def _at_place(self, last: Row, group: str, shot: Snapshot, queue: int | None, offset: int | None) -> MessageOutcome:
+    def _at_place(
+        self, last: Row, group: str, shot: MessageSnapshot, queue: int | None, offset: int | None
+    ) -> MessageOutcome:
         where = words.place_in_words(last)
         key = (last["topic"], queue)
         of_group = group if queue == LANE else None
@@ -208,7 +210,7 @@ class Judge:
             )
         return _outcome(last, group, "unread", f"has not read it, {where}", "not handed out yet in the snapshot")
 
-    def _missing(self, last: Row, group: str | None, shot: Snapshot, why: str) -> MessageOutcome:
+    def _missing(self, last: Row, group: str | None, shot: MessageSnapshot, why: str) -> MessageOutcome:
         if any(gap.cell == last["cell"] and last["sequence"] < gap.first <= shot.sequence for gap in self._gaps):
             said = "unknown: the trail has a gap"
             return _outcome(last, group, "inconclusive", said, f"{why}, but a gap lies between")
