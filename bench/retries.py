@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from bench.messages import WIRE_BYTES
 from broker_adapter.contracts.message import pack_id
 from dmq.broker.broker import EmbeddedBroker
-from dmq.broker.groups.subscription import Subscription
+from dmq.broker.groups.subscription import GroupSubscription
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.record import EntryKind, History, encode_body, encode_history, encode_waiting
 from dmq.store.writer.operations import Schedule
@@ -19,7 +19,7 @@ _PER_UNIT = 1024
 _UNITS_IN_FLIGHT = 4
 
 
-def retry_entries(found: Subscription, lane_id: int, due_ms: Sequence[int], now_ms: int) -> Iterator[Schedule]:
+def retry_entries(found: GroupSubscription, lane_id: int, due_ms: Sequence[int], now_ms: int) -> Iterator[Schedule]:
     """Yield one entry per delivery time: a message that failed once, as ``dmq.broker.failures.failures`` lets it
     wait.
     """

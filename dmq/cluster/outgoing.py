@@ -17,7 +17,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.contracts.topics import retry_topic
 from dmq.broker import EmbeddedBroker
 from dmq.broker.deliveries import ForwardedMessage
-from dmq.broker.groups import GroupQueue, Subscription
+from dmq.broker.groups import GroupQueue, GroupSubscription
 from dmq.broker.handles import read_receipt
 from dmq.broker.io import Place, look_at
 from dmq.broker.topics import FORWARDER_GROUP
@@ -220,6 +220,6 @@ class Forwards:
         found = self._found(topic)
         return found.all_queues if found is not None else ()
 
-    def _found(self, topic: str) -> Subscription | None:
+    def _found(self, topic: str) -> GroupSubscription | None:
         known = self._names.topics.get(topic)
         return self._subscriptions.get(self._names.forwarder_id, known.topic_id) if known is not None else None

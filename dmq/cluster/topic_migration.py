@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 
 from dmq.broker import EmbeddedBroker
-from dmq.broker.groups import GroupQueue, Subscription, finished_by_all
+from dmq.broker.groups import GroupQueue, GroupSubscription, finished_by_all
 from dmq.broker.io import Place
 from dmq.broker.topics import FORWARDER_GROUP, Topic
 from dmq.config.units import parse_topic_patterns
@@ -67,7 +67,7 @@ class MovedTopics:
             await self._empty_lane(topic)
         log.info("topic_moved", topic=topic.name, to="cluster" if to_cluster else "here", passed_over=passed)
 
-    async def _pass_over(self, found: Subscription, queue: GroupQueue, others: Sequence[int]) -> int:
+    async def _pass_over(self, found: GroupSubscription, queue: GroupQueue, others: Sequence[int]) -> int:
         """Finish for a group the messages of a queue that all ``others`` have finished."""
         place = Place(queue.topic_id, queue.queue_id)
         there = await self._reader.run(partial(finished_by_all, place=place, groups=others, end=queue.end))

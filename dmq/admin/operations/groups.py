@@ -15,7 +15,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.pages import page_of
 from dmq.admin.requests import mapping, validate
 from dmq.broker import EmbeddedBroker
-from dmq.broker.groups import Subscription
+from dmq.broker.groups import GroupSubscription
 from dmq.broker.operations import BEGIN, END, Lag
 from dmq.broker.topics import DEFAULT_POLICY, Group, Topic
 from dmq.runtime.slices import in_slices
@@ -44,7 +44,7 @@ class GroupCalls:
         page = await loop.run_in_executor(None, page_of, names_of_all, request.token, request.limit)
         groups = {name: names.groups[name] for name in page.names if name in names.groups}
         lags = await self._lags_of_all(is_first=not request.token)
-        subscriptions = defaultdict[int, list[Subscription]](list)
+        subscriptions = defaultdict[int, list[GroupSubscription]](list)
         for subscription in self._broker.subscriptions.all():
             subscriptions[subscription.group_id].append(subscription)
         found = []
@@ -169,7 +169,7 @@ class GroupCalls:
         shown.due.extend(wire.DueBucket(**bucket._asdict()) for bucket in due)
         return shown
 
-    async def _group(self, group: Group, subscribed: Sequence[Subscription]) -> wire.Group:
+    async def _group(self, group: Group, subscribed: Sequence[GroupSubscription]) -> wire.Group:
         letters = self._broker.names.topics.get(dead_letter_topic(group.name))
         waiting, waiting_bytes = self._store.pending_of(group.group_id)
         is_fifo = self._broker.group_settings(group.name, [each.topic.name for each in subscribed]).is_fifo

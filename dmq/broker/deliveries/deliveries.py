@@ -21,9 +21,9 @@ from dmq.broker.groups import (
     ATTEMPT_MAX,
     IN_HAND_SHARE,
     DeliveryLease,
+    GroupSubscription,
     LeaseEnds,
     SubscribedQueue,
-    Subscription,
     Subscriptions,
 )
 from dmq.broker.handles import ReceiptHandle, ReceiptHandles, name_of, read_receipt
@@ -139,7 +139,7 @@ class Deliveries(BrokerPart):
                     found.wake_next()  # its message is gone, and the wake-up may have stood for more than one receive
 
     async def _take(
-        self, found: Subscription, group: str, terms: ReceiveRequest, look: int, until_s: float
+        self, found: GroupSubscription, group: str, terms: ReceiveRequest, look: int, until_s: float
     ) -> ScanResult | None:
         """Receive available messages as far as the group's rate limit allows, or wait for it; return None after the
         deadline.
@@ -161,7 +161,7 @@ class Deliveries(BrokerPart):
             self.flows.give_back(group, unused)
         return looked
 
-    def _within_share(self, found: Subscription, terms: ReceiveRequest, look: int) -> tuple[ReceiveRequest, int]:
+    def _within_share(self, found: GroupSubscription, terms: ReceiveRequest, look: int) -> tuple[ReceiveRequest, int]:
         """Reduce a receive to the group's share while the total of leases is at its limit.
 
         Raise ``Overloaded`` if the share is used up.
@@ -172,7 +172,7 @@ class Deliveries(BrokerPart):
             raise Overloaded(what, limit=f"{IN_HAND_SHARE} of a group and a topic meanwhile")
         return terms._replace(batch_max=min(terms.batch_max, left)), min(look, left)
 
-    async def _wait_for_flow(self, found: Subscription, group: str, left_s: float) -> bool:
+    async def _wait_for_flow(self, found: GroupSubscription, group: str, left_s: float) -> bool:
         """Wait until the rate limit allows a delivery to the group; return True if time is left to check again."""
         is_left = left_s > 0
         try:
@@ -260,11 +260,11 @@ class Deliveries(BrokerPart):
         await self._fail(found, receipt_handle, lease, Unwanted(code, why))
 
     @staticmethod
-    def is_held(found: Subscription, receipt_handle: str) -> bool:
+    def is_held(found: GroupSubscription, receipt_handle: str) -> bool:
         """Return True if a delivery of this run is leased and not finished."""
         return isinstance(_at_hand(found, receipt_handle), tuple)
 
-    def in_doubt(self, found: Subscription, receipt_handle: str, times: int) -> Emit | None:
+    def in_doubt(self, found: GroupSubscription, receipt_handle: str, times: int) -> Emit | None:
         """Return the event for a delivery that a cluster may have and receives again; None if it is not leased."""
         known = _at_hand(found, receipt_handle)
         if known is None or isinstance(known, Refused):
@@ -341,7 +341,7 @@ class Deliveries(BrokerPart):
 
     async def _fail(
         self,
-        found: Subscription,
+        found: GroupSubscription,
         handle: str,
         lease: DeliveryLease,
         failure: Failure,
@@ -360,7 +360,7 @@ class Deliveries(BrokerPart):
         await self._commits.wait(done)
         found.wake_next()
 
-    async def _known(self, found: Subscription, handle: str) -> _Known:
+    async def _known(self, found: GroupSubscription, handle: str) -> _Known:
         """Return the queue, receipt and lease of a handle; the lease of a valid handle has the message id for the
         event.
         """
@@ -380,7 +380,7 @@ class Deliveries(BrokerPart):
         return queue, receipt, lease
 
     async def _lease_of(
-        self, found: Subscription, handle: str
+        self, found: GroupSubscription, handle: str
     ) -> tuple[SubscribedQueue, ReceiptHandle, DeliveryLease, str]:
         """Return the queue, receipt, lease and message group of a valid handle; refuse a finished message."""
         queue, receipt = _resolve(self._receipts, found, handle)
@@ -403,7 +403,7 @@ class Deliveries(BrokerPart):
         return queue, receipt, lease, message_group
 
 
-def _at_hand(found: Subscription, handle: str) -> _Known | None:
+def _at_hand(found: GroupSubscription, handle: str) -> _Known | None:
     """As ``_known``, only for the exact handle issued with a lease in memory; return None for any other."""
     try:
         receipt = read_receipt(handle)
@@ -428,7 +428,7 @@ def _retired(handle: str) -> Refused:
     return Refused(Rule.RECEIPT_HANDLE, "its topic or group was removed, or the group was reset", value=handle)
 
 
-def _resolve(known: ReceiptHandles, found: Subscription, handle: str) -> tuple[SubscribedQueue, ReceiptHandle]:
+def _resolve(known: ReceiptHandles, found: GroupSubscription, handle: str) -> tuple[SubscribedQueue, ReceiptHandle]:
     receipt = known.decode(handle)
     queue = found.queue_at(receipt.topic_id, receipt.queue_id) if receipt.group_id == found.group_id else None
     if queue is None:

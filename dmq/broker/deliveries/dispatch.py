@@ -15,7 +15,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.adapter import Subscription as Wanted
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.broker.filters import Filters, Passes
-from dmq.broker.groups import DeliveryLease, LeaseEnds, Settled, SubscribedQueue, Subscription, due_of
+from dmq.broker.groups import DeliveryLease, GroupSubscription, LeaseEnds, Settled, SubscribedQueue, due_of
 from dmq.broker.handles import ReceiptHandle, ReceiptHandles, name_of
 from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, Names, SharedParts
@@ -80,7 +80,7 @@ class HandOut(BrokerPart):
         self._settled = settled
         self._receipts = receipts
 
-    async def take(self, found: Subscription, terms: ReceiveRequest, look: int) -> ScanResult:
+    async def take(self, found: GroupSubscription, terms: ReceiveRequest, look: int) -> ScanResult:
         """Scan up to ``look`` available messages and deliver those that pass the filter, up to the batch size; perhaps
         none.
         """
@@ -112,7 +112,9 @@ class HandOut(BrokerPart):
             del taken[len(records) :]
         return self._deliver(found, terms, taken, records, verdicts, first_epoch)
 
-    async def _read_heads(self, found: Subscription, terms: ReceiveRequest, heads: Sequence[SubscribedQueue]) -> None:
+    async def _read_heads(
+        self, found: GroupSubscription, terms: ReceiveRequest, heads: Sequence[SubscribedQueue]
+    ) -> None:
         """Read the next message of each queue; other receives cannot lease it meanwhile."""
         taken = self._lease_of(terms, [(queue, 1) for queue in heads])
         try:
@@ -125,7 +127,7 @@ class HandOut(BrokerPart):
             each.queue.due_ms, each.queue.is_head_read = max(each.queue.due_ms, due_of(record) - 1), True
 
     def _lease(
-        self, found: Subscription, terms: ReceiveRequest, available: Sequence[SubscribedQueue], look: int
+        self, found: GroupSubscription, terms: ReceiveRequest, available: Sequence[SubscribedQueue], look: int
     ) -> list[_Taken]:
         """Lease ``look`` messages, or all available ones if there are fewer."""
         taken = self._lease_of(terms, found.choose(available, look))
@@ -156,7 +158,7 @@ class HandOut(BrokerPart):
 
     def _deliver(
         self,
-        found: Subscription,
+        found: GroupSubscription,
         terms: ReceiveRequest,
         taken: Sequence[_Taken],
         records: Sequence[QueuedMessage],
@@ -219,7 +221,7 @@ class HandOut(BrokerPart):
         return 0 < lease.not_after_ms < self._clock.now_ms() and self._clock.is_steady()
 
     def _delivery(
-        self, found: Subscription, taken: _Taken, record: QueuedMessage, attempts: int, invisible_ms: int
+        self, found: GroupSubscription, taken: _Taken, record: QueuedMessage, attempts: int, invisible_ms: int
     ) -> Delivery:
         queue, offset, lease = taken
         _, stored_at_ms, deliver_at_ms, message_id, _, message_group, payload, history, _ = record
@@ -253,7 +255,7 @@ def facts_of(names: Names, record: QueuedMessage) -> DeadLetterFacts | None:
     )
 
 
-def _note_read(found: Subscription, taken: Sequence[_Taken], records: Sequence[QueuedMessage]) -> None:
+def _note_read(found: GroupSubscription, taken: Sequence[_Taken], records: Sequence[QueuedMessage]) -> None:
     ends: dict[SubscribedQueue, tuple[QueuedMessage, QueuedMessage]] = {}
     for (queue, _, _), record in zip(taken, records, strict=False):
         first, _ = ends.get(queue, (record, record))
@@ -268,7 +270,7 @@ def _next_look(records: Sequence[QueuedMessage]) -> int:
     return max(1, min(2 * len(records), LOOK_MAX, LOOK_BYTES_MAX * len(records) // max(1, size)))
 
 
-def _filtered(found: Subscription, taken: _Taken) -> list[Op]:
+def _filtered(found: GroupSubscription, taken: _Taken) -> list[Op]:
     queue, offset, lease = taken
     event = found.event(EventKind.FILTERED, queue, 0, offset, lease.message_id)
     return [*queue.finish((offset,)), Emit(event, offset)]

@@ -22,7 +22,7 @@ from dmq.broker.groups.queue_front import (
     step_end,
 )
 from dmq.broker.groups.settled_letters import Settled
-from dmq.broker.groups.subscription import SubscribedQueue, Subscription, due_of
+from dmq.broker.groups.subscription import GroupSubscription, SubscribedQueue, due_of
 from dmq.broker.groups.subscriptions import Subscriptions
 
 __all__ = [
@@ -33,12 +33,12 @@ __all__ = [
     "Edges",
     "Ended",
     "GroupQueue",
+    "GroupSubscription",
     "LeaseEnds",
     "PullOffsets",
     "QueueFront",
     "Settled",
     "SubscribedQueue",
-    "Subscription",
     "Subscriptions",
     "due_of",
     "edges",

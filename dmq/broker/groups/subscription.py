@@ -31,7 +31,7 @@ class Readers:
 
     def __init__(self) -> None:
         self._ends: WeakValueDictionary[tuple[int, int], QueueEnd] = WeakValueDictionary()
-        self._waiting: dict[int, dict[Subscription, None]] = {}  # subscriptions with waiting receives, by topic
+        self._waiting: dict[int, dict[GroupSubscription, None]] = {}  # subscriptions with waiting receives, by topic
 
     def end_of(self, topic_id: int, queue_id: int) -> QueueEnd:
         """Return the shared end of a queue for one more reader."""
@@ -44,15 +44,15 @@ class Readers:
         """Return the shared end of a queue, or None if it has no readers."""
         return self._ends.get(place)
 
-    def waiting(self, topic_id: int) -> list[Subscription]:
+    def waiting(self, topic_id: int) -> list[GroupSubscription]:
         """Return the subscriptions to a topic that have waiting receives."""
         return list(self._waiting.get(topic_id, ()))
 
-    def waits(self, found: Subscription) -> None:
+    def waits(self, found: GroupSubscription) -> None:
         """Record that a subscription has a waiting receive."""
         self._waiting.setdefault(found.topic.topic_id, {})[found] = None
 
-    def waits_no_more(self, found: Subscription) -> None:
+    def waits_no_more(self, found: GroupSubscription) -> None:
         """Record that a subscription has no waiting receive."""
         waiting = self._waiting.get(found.topic.topic_id, {})
         waiting.pop(found, None)
@@ -63,7 +63,7 @@ class Readers:
 class SubscribedQueue(GroupQueue):
     """Progress of a group on one queue of its subscription."""
 
-    def __init__(self, subscription: Subscription, topic_id: int, queue_id: int) -> None:
+    def __init__(self, subscription: GroupSubscription, topic_id: int, queue_id: int) -> None:
         self._shared_end = subscription.readers.end_of(topic_id, queue_id)
         super().__init__(subscription.group_id, topic_id, queue_id)
         self.subscription = subscription
@@ -88,7 +88,7 @@ class SubscribedQueue(GroupQueue):
         self._own_end = offset
 
 
-class Subscription:
+class GroupSubscription:
     """State of (group, topic). It belongs to the event loop.
 
     ``lane`` is the retry lane, where failed messages of this topic become visible to the group again; None until the

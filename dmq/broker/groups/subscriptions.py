@@ -15,7 +15,7 @@ from dmq.broker.groups.lease_timers import LeaseEnds
 from dmq.broker.groups.message_groups import Remembered
 from dmq.broker.groups.queue_front import finished_by_all
 from dmq.broker.groups.settled_letters import Settled
-from dmq.broker.groups.subscription import Readers, SubscribedQueue, Subscription
+from dmq.broker.groups.subscription import GroupSubscription, Readers, SubscribedQueue
 from dmq.broker.io import LAG_MAX, Place
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.store.schema.index import Receipt
@@ -42,26 +42,26 @@ class Subscriptions(BrokerPart):
         self.settled = Settled(self._reader)
         self._ends = ends
         self._group_start = group_start
-        self._by_key: dict[tuple[int, int], Subscription] = {}  # by group and topic
+        self._by_key: dict[tuple[int, int], GroupSubscription] = {}  # by group and topic
         self._readers: dict[int, set[int]] = {}  # groups by topic, of all subscriptions since the start of this run
-        self._by_topic: dict[int, list[Subscription]] = {}
-        self._lanes: dict[int, Subscription] = {}  # by lane
-        self._retired: list[Subscription] = []
+        self._by_topic: dict[int, list[GroupSubscription]] = {}
+        self._lanes: dict[int, GroupSubscription] = {}  # by lane
+        self._retired: list[GroupSubscription] = []
         self._remembered = Remembered()
         self._shared = Readers()
         self._begins: dict[Place, int] = {}  # new begins of queues trimmed in this run, from the start of the removal
 
     # -- lookup -------------------------------------------------------------------------------------------------------
 
-    def all(self) -> list[Subscription]:
+    def all(self) -> list[GroupSubscription]:
         """Return all subscriptions of this run, including those under load and the placeholders of held ones."""
         return list(self._by_key.values())
 
-    def get(self, group_id: int, topic_id: int) -> Subscription | None:
+    def get(self, group_id: int, topic_id: int) -> GroupSubscription | None:
         """Return a subscription, loaded or not, or None if it does not exist."""
         return self._by_key.get((group_id, topic_id))
 
-    def to(self, topic_id: int) -> list[Subscription]:
+    def to(self, topic_id: int) -> list[GroupSubscription]:
         """Return the subscriptions to a topic that are loaded or under load."""
         return [found for found in self._by_topic.get(topic_id, ()) if not found.is_retired]
 
@@ -74,7 +74,7 @@ class Subscriptions(BrokerPart):
         group, topic = self._names.groups.get(group_name), self._names.topics.get(topic_name)
         return group is not None and topic is not None and (group.group_id, topic.topic_id) in self._by_key
 
-    async def subscribe_known(self, group_name: str, topic_name: str) -> Subscription:
+    async def subscribe_known(self, group_name: str, topic_name: str) -> GroupSubscription:
         """As ``subscribe``, for a receipt handle: creates nothing, because a valid handle names an existing
         subscription.
         """
@@ -84,7 +84,7 @@ class Subscriptions(BrokerPart):
 
     async def subscribe(
         self, group_name: str, topic_name: str, *, is_known: bool = False, group_start: GroupStart | None = None
-    ) -> Subscription:
+    ) -> GroupSubscription:
         """Return the loaded state of (group, topic); create it if it is missing, unless ``is_known``.
 
         A new subscription starts at ``group_start``, or as configured. Raise ``Overloaded`` if there are too many
@@ -103,7 +103,7 @@ class Subscriptions(BrokerPart):
         if len(self._by_key) >= SUBSCRIPTIONS_MAX and group.group_id != self._names.forwarder_id:
             raise Overloaded("too many groups receive from too many topics", limit=f"{SUBSCRIPTIONS_MAX} pairs")
         has_queues = self._names.reads(group.group_id, topic.name)
-        found = Subscription(
+        found = GroupSubscription(
             group.group_id, topic, has_queues=has_queues, remembered=self._remembered, readers=self._shared
         )
         self._by_key[group.group_id, topic.topic_id] = found
@@ -123,7 +123,7 @@ class Subscriptions(BrokerPart):
         await self._commits.wait(begun)
         return found
 
-    def _loaded(self, found: Subscription, begun: asyncio.Future[list[Receipt]]) -> None:
+    def _loaded(self, found: GroupSubscription, begun: asyncio.Future[list[Receipt]]) -> None:
         if begun.cancelled() or begun.exception() is not None:
             self._detach(found)
         else:
@@ -133,7 +133,7 @@ class Subscriptions(BrokerPart):
                     self._ends.watch(queue, offset, lease)
         found.is_loaded.set()
 
-    def _detach(self, found: Subscription) -> None:
+    def _detach(self, found: GroupSubscription) -> None:
         for queue in found.all_queues:
             queue.count_apart()
         key = found.group_id, found.topic.topic_id
@@ -153,7 +153,7 @@ class Subscriptions(BrokerPart):
                 found.retire()
                 self._retired.append(found)
         if is_held:
-            held = self._by_key[group_id, topic_id] = Subscription(group_id, self._names.topics_by_id[topic_id])
+            held = self._by_key[group_id, topic_id] = GroupSubscription(group_id, self._names.topics_by_id[topic_id])
             held.retire()  # a placeholder that is never returned to a caller
 
     async def retired(self, topic_id: int, group_id: int) -> None:
@@ -178,14 +178,14 @@ class Subscriptions(BrokerPart):
             self._readers.pop(topic_id, None)
             self._begins = {place: begin for place, begin in self._begins.items() if place.topic_id != topic_id}
 
-    def _retired_of(self, topic_id: int, group_id: int) -> list[Subscription]:
+    def _retired_of(self, topic_id: int, group_id: int) -> list[GroupSubscription]:
         return [
             found
             for found in self._retired
             if group_id in {0, found.group_id} and topic_id in {0, found.topic.topic_id}
         ]
 
-    async def successor(self, found: Subscription) -> Subscription:
+    async def successor(self, found: GroupSubscription) -> GroupSubscription:
         """Return the replacement of a retired subscription; raise ``Refused`` if its topic or its group was removed."""
         group_name, topic_name = self._names.groups_by_id[found.group_id].name, found.topic.name
         group, topic = self._catalog.known_group(group_name), self._catalog.known_topic(topic_name)
@@ -196,7 +196,7 @@ class Subscriptions(BrokerPart):
         return await self.subscribe(group_name, topic_name)
 
     async def _load(
-        self, found: Subscription, group_start: GroupStart, *, is_known: bool
+        self, found: GroupSubscription, group_start: GroupStart, *, is_known: bool
     ) -> asyncio.Future[list[Receipt]]:
         """Read the stored state of a subscription; return the future of its first unit, which is submitted."""
         ops: list[Op] = []
@@ -220,7 +220,7 @@ class Subscriptions(BrokerPart):
         return self._commits.submit(ops)
 
     async def _begin(
-        self, found: Subscription, queue: SubscribedQueue, begin: int, group_start: GroupStart
+        self, found: GroupSubscription, queue: SubscribedQueue, begin: int, group_start: GroupStart
     ) -> list[Op]:
         """Start a group on a queue. A retry lane belongs to its group from the start and therefore makes no event.
 
@@ -247,7 +247,7 @@ class Subscriptions(BrokerPart):
             ops += found.passed_over(queue, above, records)
         return ops
 
-    def lane(self, found: Subscription) -> tuple[SubscribedQueue, list[Op]]:
+    def lane(self, found: GroupSubscription) -> tuple[SubscribedQueue, list[Op]]:
         """Return the retry lane of a loaded subscription, and the ops to commit with its first use."""
         if found.lane is not None:
             return found.lane, []
@@ -266,7 +266,7 @@ class Subscriptions(BrokerPart):
         start = GroupQueue(group.group_id, lane.topic_id, 0).start_at(0)
         return lane.topic_id, [*ops, *start] if ops else []
 
-    def _attach(self, found: Subscription, lane: Topic) -> SubscribedQueue:
+    def _attach(self, found: GroupSubscription, lane: Topic) -> SubscribedQueue:
         self._lanes[lane.topic_id] = found
         return found.attach(lane.topic_id)
 
@@ -277,7 +277,7 @@ class Subscriptions(BrokerPart):
     def on_appended(self, appended: Appended) -> None:
         """Update the ends of queues after an append and wake waiting receives."""
         shared = self._shared
-        waiting: dict[Subscription, None] = {}
+        waiting: dict[GroupSubscription, None] = {}
         for place, growth in appended.items():
             end = shared.known_end(place)
             if end is None:
@@ -295,7 +295,7 @@ class Subscriptions(BrokerPart):
         for found in waiting:
             found.wake_next()  # one is enough: a receive that leaves messages wakes the next
 
-    def _waiting(self, topic_id: int) -> list[Subscription]:
+    def _waiting(self, topic_id: int) -> list[GroupSubscription]:
         """Return the subscriptions with waiting receives that a topic or a lane wakes."""
         lane = self._lanes.get(topic_id)
         return [lane] if lane is not None else self._shared.waiting(topic_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from dmq.broker.groups import Subscription, Subscriptions
+from dmq.broker.groups import GroupSubscription, Subscriptions
 from dmq.broker.io import Reader
 from dmq.broker.topics import Group, Names, Topic
 from dmq.store import Store
@@ -59,9 +59,9 @@ class ProgressReader:
         queues = found.queues if has_queues else []
         return sum(each.end - each.finished_count for each in [*queues, *([found.lane] if found.lane else [])])
 
-    async def load(self, group_id: int, topic: Topic) -> Subscription:
+    async def load(self, group_id: int, topic: Topic) -> GroupSubscription:
         """Return a private copy of the stored progress of a group on a topic."""
-        found = Subscription(group_id, topic)
+        found = GroupSubscription(group_id, topic)
         lane = self._names.lanes.get((group_id, topic.topic_id))
         if lane is not None:
             found.attach(lane.topic_id)

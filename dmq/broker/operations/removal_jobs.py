@@ -20,7 +20,7 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
-from dmq.broker.groups import NOBODY, GroupQueue, Subscription, Subscriptions, step_end
+from dmq.broker.groups import NOBODY, GroupQueue, GroupSubscription, Subscriptions, step_end
 from dmq.broker.handles import ReceiptHandles
 from dmq.broker.io import Place, look_at
 from dmq.broker.operations.progress import ProgressReader
@@ -185,7 +185,7 @@ class Procedures(BrokerPart):
             await self._empty(topic, groups)
             subject: Topic | Group = topic
             ledgers = [CloseLedger(topic.topic_id)]
-            left = [Subscription(group.group_id, topic) for group in groups]
+            left = [GroupSubscription(group.group_id, topic) for group in groups]
             await self._commit([_progress_erased(NO_GROUP, topic.topic_id, number) for number in range(topic.queues)])
             await self._commit(
                 [
@@ -423,13 +423,13 @@ class Procedures(BrokerPart):
         await self._commit(ops)
         self._subscriptions.let_go(procedure.topic_id, procedure.group_id)
 
-    async def _leave(self, found: Subscription, ends: Sequence[int] | None) -> None:
+    async def _leave(self, found: GroupSubscription, ends: Sequence[int] | None) -> None:
         """Finish a topic's queues for a group, up to their ends or to the ``ends`` given."""
         for queue in found.queues:
             if ends is None or queue.queue_id < len(ends):
                 await self._leave_queue(found, queue, queue.end if ends is None else ends[queue.queue_id])
 
-    async def _leave_queue(self, found: Subscription, queue: GroupQueue, end: int) -> None:
+    async def _leave_queue(self, found: GroupSubscription, queue: GroupQueue, end: int) -> None:
         step = _FIRST_STEP
         while (at := queue.floor) < end:
             offsets: list[int] = []

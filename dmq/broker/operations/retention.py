@@ -29,10 +29,10 @@ from dmq.broker.groups import (
     NOBODY,
     Edges,
     GroupQueue,
+    GroupSubscription,
     PullOffsets,
     QueueFront,
     SubscribedQueue,
-    Subscription,
     Subscriptions,
     edges,
     finished,
@@ -301,7 +301,7 @@ class Retention(BrokerPart):
         if step is None:
             return None
         ops = step.ops
-        freed: list[tuple[Subscription, list[tuple[SubscribedQueue, int]]]] = []
+        freed: list[tuple[GroupSubscription, list[tuple[SubscribedQueue, int]]]] = []
         for subscription in loaded:
             if not subscription.has_queues:
                 continue
@@ -318,7 +318,7 @@ class Retention(BrokerPart):
         await self._commits.committed(done)
         return step
 
-    def _loaded(self, topic: Topic) -> list[Subscription]:
+    def _loaded(self, topic: Topic) -> list[GroupSubscription]:
         return self._subscriptions.to(topic.topic_id)
 
     def _is_free(self, topic: Topic) -> bool:
@@ -369,7 +369,7 @@ def _plan(
     place: Place,
     found: QueueFront,
     terms: _Terms,
-    loaded: Sequence[Subscription],
+    loaded: Sequence[GroupSubscription],
     settled: GroupQueue | None,
 ) -> _Step | None:
     """Return the removal of messages from the front, or None if the first message stays."""

@@ -11,7 +11,7 @@ import pytest
 from support.effort import EFFORT, SEED
 
 from dmq.broker.groups.group_queue import GroupQueue
-from dmq.broker.groups.subscription import Subscription
+from dmq.broker.groups.subscription import GroupSubscription
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreFailed
 from dmq.store.schema.record import QueuedMessage
@@ -19,17 +19,17 @@ from dmq.store.schema.record import QueuedMessage
 LONG_S = 60.0
 
 
-def play(scenario: Callable[[Subscription], Coroutine[object, object, None]]) -> None:
+def play(scenario: Callable[[GroupSubscription], Coroutine[object, object, None]]) -> None:
     """Run a scenario on a group that sees four queues."""
 
     async def on_loop() -> None:
         async with asyncio.timeout(10):
-            await scenario(Subscription(1, Topic(2, "orders", 4, 0)))
+            await scenario(GroupSubscription(1, Topic(2, "orders", 4, 0)))
 
     asyncio.run(on_loop())
 
 
-async def waiters(found: Subscription, *queue_ids: int) -> list[asyncio.Task[None]]:
+async def waiters(found: GroupSubscription, *queue_ids: int) -> list[asyncio.Task[None]]:
     """Start waiting, in this order."""
     tasks = [asyncio.ensure_future(found.wait(queue_id, LONG_S)) for queue_id in queue_ids]
     while found.waiting < len(tasks):  # noqa: ASYNC110 - one turn of the loop
@@ -51,7 +51,7 @@ async def woken(tasks: list[asyncio.Task[None]]) -> list[int]:
 def test_one_arrival_wakes_the_one_that_waits_longest() -> None:
     """And only that one."""
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         tasks = await waiters(found, -1, -1, -1)
         assert found.wake(2)
         assert found.waiting == 2
@@ -65,7 +65,7 @@ def test_one_arrival_wakes_the_one_that_waits_longest() -> None:
 def test_an_arrival_wakes_a_receive_that_can_use_it() -> None:
     """Who waits for another queue goes on waiting, in its place."""
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         tasks = await waiters(found, 0, 1, -1, 1)
         assert found.wake(1)
         assert found.wake(3)
@@ -78,7 +78,7 @@ def test_an_arrival_wakes_a_receive_that_can_use_it() -> None:
 def test_a_wake_up_that_meets_a_cancelled_receive_is_passed_on() -> None:
     """Woken and cancelled before it could run: somebody else gets what it was woken for."""
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         for steps in range(4):
             found.queues[2].end = 1
             tasks = await waiters(found, -1, 0, -1)
@@ -96,7 +96,7 @@ def test_a_wake_up_that_meets_a_cancelled_receive_is_passed_on() -> None:
 def test_an_unneeded_wake_up_is_not_passed_on() -> None:
     """What it was for is gone: waking others would only cost."""
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         tasks = await waiters(found, -1, -1)
         assert found.wake(2)
         tasks[0].cancel()
@@ -108,7 +108,7 @@ def test_an_unneeded_wake_up_is_not_passed_on() -> None:
 def test_an_expired_receive_leaves_the_queue_of_waiters() -> None:
     """It is not woken any more, and the next one is."""
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         await found.wait(-1, 0.001)
         assert found.waiting == 0
         tasks = await waiters(found, -1)
@@ -121,7 +121,7 @@ def test_an_expired_receive_leaves_the_queue_of_waiters() -> None:
 def test_a_wake_up_considers_only_receives_that_can_use_it() -> None:
     """Danger: 8,000 receives that waited for one queue were looked through for each message of another."""
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         tasks = await waiters(found, *[0] * 50, -1, 2, *[0] * 50)
         looks = 0
 
@@ -145,7 +145,7 @@ def test_a_wake_up_considers_only_receives_that_can_use_it() -> None:
 
 def test_queues_take_turns_and_looking_is_no_turn() -> None:
     """Each receive starts with the next queue, however often somebody asked whether there is something."""
-    found = Subscription(1, Topic(2, "orders", 4, 0))
+    found = GroupSubscription(1, Topic(2, "orders", 4, 0))
     for queue in found.queues:
         queue.end = 1
     starts = []
@@ -162,7 +162,7 @@ def test_no_queue_is_far_ahead_of_another(batch: int) -> None:
     rng = random.Random(SEED)
     for _ in range(50 * EFFORT):
         queues = rng.randrange(2, 9)
-        found = Subscription(1, Topic(2, "orders", queues, 0))
+        found = GroupSubscription(1, Topic(2, "orders", queues, 0))
         lots: list[list[int]] = [[] for _ in range(queues)]
         weights = [rng.random() ** 3 for _ in range(queues)]
         due_ms = 1
@@ -206,7 +206,7 @@ def test_offsets_are_released_only_once_that_is_durable(end: str, monkeypatch: p
     released: list[tuple[GroupQueue, int]] = []
     monkeypatch.setattr(GroupQueue, "release", lambda queue, offset: released.append((queue, offset)))
 
-    async def scenario(found: Subscription) -> None:
+    async def scenario(found: GroupSubscription) -> None:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         places = [(found.queues[1], 7), (found.queues[2], 8)]
         found.release_after(done, places)
