@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
-from spark_audit.engines.table import Table, TableEngine
+from spark_audit.engines.table import Relation, TableEngine
 from spark_audit.schema import ENTRIES, EVENTS, PROGRESS, QUEUES, ROWS, TRAIL_VERSION, Fields, TrailError
 
 _EVENTS_PATH = re.compile(r"(events/cell=([^/]+)/date=([0-9-]{10})/hour=([0-9]{2})/([0-9]{20})-([0-9]{20})\.parquet)")
@@ -338,21 +338,21 @@ def _snapshot(path: str, text: str, sizes: Mapping[str, int]) -> Snapshot:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def read_events(engine: TableEngine, listing: TrailListing, files: Iterable[EventFile]) -> Table:
+def read_events(engine: TableEngine, listing: TrailListing, files: Iterable[EventFile]) -> Relation:
     """Return the rows of some files with their cell (columns of ``ROWS``), and the URL and name of their file."""
     chosen = list(files)
     rows = engine.read_parquet([listing.url(file.path) for file in chosen], EVENTS, [file.cell for file in chosen])
     return rows.select(*(name for name, _ in ROWS), "path", "file_name")
 
 
-def read_contents(engine: TableEngine, listing: TrailListing, snapshots: Sequence[Snapshot], name: str) -> Table:
+def read_contents(engine: TableEngine, listing: TrailListing, snapshots: Sequence[Snapshot], name: str) -> Relation:
     """Return one table of some snapshots (one of ``CONTENTS``), with ``cell``."""
     fields = CONTENTS[name]
     urls = [listing.url(f"{each.path}/{name}.parquet") for each in snapshots]
     return engine.read_parquet(urls, fields, [each.cell for each in snapshots]).drop("path", "file_name")
 
 
-def read_back_table(engine: TableEngine, where: str, name: str, fields: Fields) -> Table:
+def read_back_table(engine: TableEngine, where: str, name: str, fields: Fields) -> Relation:
     """Return one table read back from a cluster; ``where`` is its directory."""
     url = f"{where.rstrip('/')}/{name}.parquet"
     for fault in engine.schema_faults([url], fields).values():

@@ -16,7 +16,7 @@ import duckdb
 
 from spark_audit.engines.columns import Column, Dialect, Order, order_of
 from spark_audit.engines.local import read_texts, type_fault, version_fault, walk_folder
-from spark_audit.engines.table import OF_A_FILE, How, Row, Table, TableEngine, name_of
+from spark_audit.engines.table import OF_A_FILE, How, Relation, Row, TableEngine, name_of
 from spark_audit.schema import Fields, TrailError
 
 _DIALECT = Dialect.DUCKDB
@@ -31,7 +31,7 @@ _VERSION_KEY = b"rockdmq.trail_version"
 _KINDS = {"INT64": "int64", "INT32": "int32", "BYTE_ARRAY": "binary", "BOOLEAN": "boolean"}
 
 
-class DuckTable(Table):
+class DuckTable(Relation):
     """Table that is a SELECT."""
 
     __slots__ = ("_engine", "sql")
@@ -54,7 +54,7 @@ class DuckTable(Table):
         by = f" GROUP BY {', '.join(each.sql(_DIALECT) for each in keys)}" if keys else ""
         return self._made(f"SELECT {', '.join(map(_named, both))} FROM ({self.sql}){by}", list(map(name_of, both)))
 
-    def join(self, other: Table, *, on: str | Sequence[str] | Column, how: How = "inner") -> DuckTable:
+    def join(self, other: Relation, *, on: str | Sequence[str] | Column, how: How = "inner") -> DuckTable:
         right = cast("DuckTable", other)
         keys = () if isinstance(on, Column) else (on,) if isinstance(on, str) else tuple(on)
         if isinstance(on, Column):
@@ -72,7 +72,7 @@ class DuckTable(Table):
         sql = f"SELECT {taken} FROM ({self.sql}) AS l {_JOINS[how]} ({right.sql}) AS r ON {condition}"
         return self._made(sql, (*self.columns, *added))
 
-    def union(self, other: Table) -> DuckTable:
+    def union(self, other: Relation) -> DuckTable:
         assert set(self.columns) == set(other.columns), (self.columns, other.columns)
         names = ", ".join(f'"{name}"' for name in self.columns)
         return self._made(f"{self.sql} UNION ALL SELECT {names} FROM ({cast('DuckTable', other).sql})")
@@ -214,10 +214,10 @@ class DuckEngine(TableEngine):
     def texts(self, root: str, paths: Sequence[str]) -> dict[str, str]:
         return read_texts(Path(root), paths)
 
-    def collect_all(self, tables: Mapping[str, Table]) -> dict[str, list[Row]]:
+    def collect_all(self, tables: Mapping[str, Relation]) -> dict[str, list[Row]]:
         return {name: table.collect() for name, table in tables.items()}
 
-    def write(self, table: Table, url: str) -> None:
+    def write(self, table: Relation, url: str) -> None:
         Path(url).mkdir(parents=True)
         target = _value(f"{url}/part-0.parquet")
         self.run(f"COPY ({cast('DuckTable', table).sql}) TO {target} (FORMAT parquet, COMPRESSION zstd)")

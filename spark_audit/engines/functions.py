@@ -10,13 +10,13 @@ from typing import TypeAlias
 
 from spark_audit.engines import columns
 from spark_audit.engines.columns import Aggregate, Column, Dialect, Order, Value, made
-from spark_audit.engines.table import Table
+from spark_audit.engines.table import Relation
 
 Operand: TypeAlias = Column | str
 col, lit = columns.col, columns.lit
 
 
-def broadcast(table: Table) -> Table:
+def broadcast(table: Relation) -> Relation:
     """Mark a table as small enough to be copied to every executor, if the engine has executors."""
     return table.broadcast()
 

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_audit.engines.columns import Column, Dialect, Order, order_of
 from spark_audit.engines.local import is_hidden, plain, read_texts, type_fault, version_fault, walk_folder
-from spark_audit.engines.table import OF_A_FILE, How, Row, Table, TableEngine, name_of
+from spark_audit.engines.table import OF_A_FILE, How, Relation, Row, TableEngine, name_of
 from spark_audit.schema import Fields, TrailError
 from spark_audit.session import READ_ERRORS, is_small, set_for
 
@@ -28,7 +28,7 @@ _FOOTER_READERS = 16  # they mostly wait for an object store or the JVM
 _COLUMN = re.compile(r"^  (?:optional|required) (\w+) (\w+)( \((?:STRING|LIST)\))?", re.MULTILINE)
 
 
-class SparkTable(Table):
+class SparkTable(Relation):
     """Table that is a data frame."""
 
     __slots__ = ("_engine", "frame")
@@ -51,7 +51,7 @@ class SparkTable(Table):
         grouped = self.frame.groupBy(*(F.expr(_named(each)) for each in keys)).agg(*made)
         return self._made(grouped, list(map(name_of, (*keys, *aggregates))))
 
-    def join(self, other: Table, *, on: str | Sequence[str] | Column, how: How = "inner") -> SparkTable:
+    def join(self, other: Relation, *, on: str | Sequence[str] | Column, how: How = "inner") -> SparkTable:
         right = cast("SparkTable", other)
         keys = [] if isinstance(on, Column) else [on] if isinstance(on, str) else list(on)
         condition = F.expr(on.sql(_DIALECT)) if isinstance(on, Column) else keys
@@ -61,7 +61,7 @@ class SparkTable(Table):
         names = (*keys, *(name for name in self.columns if name not in keys), *added)
         return self._made(joined, names)
 
-    def union(self, other: Table) -> SparkTable:
+    def union(self, other: Relation) -> SparkTable:
         return self._made(self.frame.unionByName(cast("SparkTable", other).frame))
 
     def distinct(self) -> SparkTable:
@@ -224,7 +224,7 @@ class SparkEngine(TableEngine):
             return read_texts(folder, paths)
         return {path: self._text(f"{root}/{path}") for path in paths}
 
-    def collect_all(self, tables: Mapping[str, Table]) -> dict[str, list[Row]]:
+    def collect_all(self, tables: Mapping[str, Relation]) -> dict[str, list[Row]]:
         """Collect all tables in one job, because each job has a fixed cost."""
         packed = [
             cast("SparkTable", table).frame.selectExpr(
@@ -237,7 +237,7 @@ class SparkEngine(TableEngine):
             found[row["name"]].append(json.loads(row["row"]))
         return found
 
-    def write(self, table: Table, url: str) -> None:
+    def write(self, table: Relation, url: str) -> None:
         cast("SparkTable", table).frame.write.mode("overwrite").parquet(url)
 
     def read(self, url: str, columns: Sequence[str]) -> SparkTable:

@@ -15,7 +15,7 @@ OF_A_FILE: Final[Fields] = (("cell", "string"), ("path", "string"), ("file_name"
 How: TypeAlias = Literal["inner", "left", "full", "left_semi", "left_anti"]
 
 
-class Table(ABC):
+class Relation(ABC):
     """Table of rows, computed or still to be computed. Every method returns another table unless it fetches rows."""
 
     __slots__ = ("columns", "engine")
@@ -25,42 +25,42 @@ class Table(ABC):
         self.columns = columns
 
     @abstractmethod
-    def _selected(self, columns: Sequence[Column]) -> Table: ...
+    def _selected(self, columns: Sequence[Column]) -> Relation: ...
 
     @abstractmethod
-    def where(self, condition: Column) -> Table:
+    def where(self, condition: Column) -> Relation:
         """Return the rows that match a condition."""
 
     @abstractmethod
-    def _grouped(self, keys: Sequence[Column], aggregates: Sequence[Column]) -> Table: ...
+    def _grouped(self, keys: Sequence[Column], aggregates: Sequence[Column]) -> Relation: ...
 
     @abstractmethod
-    def join(self, other: Table, *, on: str | Sequence[str] | Column, how: How = "inner") -> Table:
+    def join(self, other: Relation, *, on: str | Sequence[str] | Column, how: How = "inner") -> Relation:
         """Join on columns that both tables have, each of them once in the result; or on a condition, if they share no
         name.
         """
 
     @abstractmethod
-    def union(self, other: Table) -> Table:
+    def union(self, other: Relation) -> Relation:
         """Append the rows of a table with the same columns, in any column order."""
 
     @abstractmethod
-    def distinct(self) -> Table:
+    def distinct(self) -> Relation:
         """Remove duplicate rows."""
 
     @abstractmethod
-    def order_by(self, *order: str | Column | Order, limit: int | None = None) -> Table:
+    def order_by(self, *order: str | Column | Order, limit: int | None = None) -> Relation:
         """Sort the rows and return all of them or the first ``limit``."""
 
     @abstractmethod
-    def keep(self) -> Table:
+    def keep(self) -> Relation:
         """Return the same rows, computed once."""
 
     @abstractmethod
     def collect(self) -> list[Row]:
         """Fetch all rows."""
 
-    def agg(self, *aggregates: Column) -> Table:
+    def agg(self, *aggregates: Column) -> Relation:
         """Aggregate all rows into one."""
         return self._grouped((), aggregates)
 
@@ -68,38 +68,38 @@ class Table(ABC):
         """Fetch the number of rows."""
         return int(self.agg(made("count(*)").alias("count")).collect()[0]["count"])
 
-    def broadcast(self) -> Table:
+    def broadcast(self) -> Relation:
         """Mark the table as small enough to broadcast."""
         return self
 
-    def gathered(self) -> Table:
+    def gathered(self) -> Relation:
         """Return the table as one partition if the trail is small."""
         return self
 
-    def select(self, *columns: str | Column) -> Table:
+    def select(self, *columns: str | Column) -> Relation:
         """Select columns; ``*`` selects all."""
         return self._selected(
             [one for each in columns for one in (map(col, self.columns) if _is_all(each) else (_column(each),))]
         )
 
-    def with_column(self, name: str, column: Column) -> Table:
+    def with_column(self, name: str, column: Column) -> Relation:
         """Add a column, or replace the one of the same name."""
         return self.with_columns({name: column})
 
-    def with_columns(self, columns: Mapping[str, Column]) -> Table:
+    def with_columns(self, columns: Mapping[str, Column]) -> Relation:
         """Add several columns. Each expression sees the columns from before the call."""
         names = dict.fromkeys((*self.columns, *columns))
         return self._selected([columns.get(name, col(name)).alias(name) for name in names])
 
-    def renamed(self, name: str, to: str) -> Table:
+    def renamed(self, name: str, to: str) -> Relation:
         """Rename a column."""
         return self._selected([col(each).alias(to if each == name else each) for each in self.columns])
 
-    def drop(self, *names: str) -> Table:
+    def drop(self, *names: str) -> Relation:
         """Remove columns."""
         return self.select(*(each for each in self.columns if each not in names))
 
-    def filled(self, value: int, names: Iterable[str]) -> Table:
+    def filled(self, value: int, names: Iterable[str]) -> Relation:
         """Replace nulls in the named columns."""
         chosen = set(names)
         assert chosen <= set(self.columns)
@@ -114,10 +114,10 @@ class Table(ABC):
 class GroupedTable:
     """Rows of a table, grouped by columns."""
 
-    def __init__(self, table: Table, keys: Sequence[Column]) -> None:
+    def __init__(self, table: Relation, keys: Sequence[Column]) -> None:
         self._table, self._keys = table, keys
 
-    def agg(self, *aggregates: Column) -> Table:
+    def agg(self, *aggregates: Column) -> Relation:
         """Aggregate each group into one row, which also holds its keys."""
         return self._table._grouped(self._keys, aggregates)
 
@@ -146,13 +146,13 @@ class TableEngine(ABC):
         """Tune the engine for a trail of this size. After the block the old settings apply and kept tables are gone."""
 
     @abstractmethod
-    def local_table(self, rows: Iterable[Sequence[Any]], fields: Fields) -> Table:
+    def local_table(self, rows: Iterable[Sequence[Any]], fields: Fields) -> Relation:
         """Return a small table of texts, numbers, and lists of numbers or of ``dict``; bytes are not supported."""
 
     @abstractmethod
     def read_parquet(
         self, urls: Sequence[str], fields: Fields, cells: Sequence[str], *, is_sparse: bool = False
-    ) -> Table:
+    ) -> Relation:
         """Read these columns of files, and add the columns of ``OF_A_FILE``: the cell, the URL and the name of the
         file.
 
@@ -178,15 +178,15 @@ class TableEngine(ABC):
         """Read small files completely; unreadable local files are left out."""
 
     @abstractmethod
-    def collect_all(self, tables: Mapping[str, Table]) -> dict[str, list[Row]]:
+    def collect_all(self, tables: Mapping[str, Relation]) -> dict[str, list[Row]]:
         """Fetch the rows of several small tables."""
 
     @abstractmethod
-    def write(self, table: Table, url: str) -> None:
+    def write(self, table: Relation, url: str) -> None:
         """Write a table into a directory of Parquet files."""
 
     @abstractmethod
-    def read(self, url: str, columns: Sequence[str]) -> Table:
+    def read(self, url: str, columns: Sequence[str]) -> Relation:
         """Read a table that ``write`` stored."""
 
     @abstractmethod
@@ -207,12 +207,12 @@ class TableEngine(ABC):
         return name in self.names_in(folder)
 
 
-def gathered(table: Table) -> Table:
+def gathered(table: Relation) -> Relation:
     """Return a table of a small trail as one partition, if the engine has partitions; any other unchanged."""
     return table.gathered()
 
 
-def keep(table: Table) -> Table:
+def keep(table: Relation) -> Relation:
     """Return a table that is computed once."""
     return table.keep()
 

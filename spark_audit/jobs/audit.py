@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Row, Table, TableEngine, keep
+from spark_audit.engines.table import Relation, Row, TableEngine, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import ForwardingLedger, look_at_border
 from spark_audit.jobs.errors import errors_of
@@ -162,7 +162,7 @@ def _audit(
 
 
 def _queues_of(
-    run: _Run, rows: Table, of_cells: Sequence[Row], removals: Table, cells: Sequence[CellState]
+    run: _Run, rows: Relation, of_cells: Sequence[Row], removals: Relation, cells: Sequence[CellState]
 ) -> QueueFacts:
     """Return the facts of queues and their groups, from the saved state and the new rows."""
     before = run.state.queues if run.state is not None else QueueFacts()
@@ -173,7 +173,7 @@ def _queues_of(
     return QueueFacts(tops, [*before.holes, *holes], [*before.beyond, *beyond], exits)
 
 
-def _first_entries(counts: Table) -> dict[str, int]:
+def _first_entries(counts: Relation) -> dict[str, int]:
     """Return the lowest number of an accepted entry, by cell."""
     least = counts.group_by("cell").agg(F.min_of("entry_min").alias("first"))
     return {row["cell"]: row["first"] for row in least.collect()}
@@ -183,15 +183,15 @@ class _Told(NamedTuple):
     """Result of a pass over the new rows merged with the saved state, once without and once with undone events."""
 
     scan: Scan
-    counts: Table
-    rare: Table
+    counts: Relation
+    rare: Relation
     of_cells: list[Row]
     undone: list[Undone]
-    all_rows: Table  # with letters
+    all_rows: Relation  # with letters
     all_of_cells: list[Row]
 
 
-def _read_through(raw: Table, options: Options, kept: AuditState | None, retired: Sequence[str]) -> _Told:
+def _read_through(raw: Relation, options: Options, kept: AuditState | None, retired: Sequence[str]) -> _Told:
     """Count rows. If a store was rolled back, or is gone with its retired cell, count again without the undone
     events.
     """
@@ -217,7 +217,7 @@ def _read_through(raw: Table, options: Options, kept: AuditState | None, retired
     return _Told(standing, standing.counts, standing.rare.union(of_files), left, undone, scan.rows, of_cells)
 
 
-def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: HeldRows) -> tuple[Table, Table]:
+def _look_at_undone(run: _Run, told: _Told, cells: Sequence[CellState], held: HeldRows) -> tuple[Relation, Relation]:
     """Return findings about messages of undone events, and all undone events by message."""
     retired = health.retired_cells(run.listing)
     forgotten = keep(told.all_rows.where(is_undone(told.undone)))
@@ -304,13 +304,13 @@ def _check_subscriptions(kept: AuditState | None, rare: Sequence[Row]) -> None:
 
 def _rows_to_judge(  # noqa: PLR0917 - as ``candidates_of``
     run: _Run,
-    new: Table,
-    subscriptions: Table,
-    sums: Table | None,
-    failed: Table,
+    new: Relation,
+    subscriptions: Relation,
+    sums: Relation | None,
+    failed: Relation,
     held: HeldRows,
     spools: Sequence[str],
-) -> tuple[Table | None, Table | None]:
+) -> tuple[Relation | None, Relation | None]:
     """Return all events of the messages to judge, kept, and their keys; None if no message is suspicious."""
     options, kept = run.options, run.state
     if options.exact and kept is None:
@@ -351,10 +351,10 @@ def _conclude(  # noqa: PLR0917 - the results of a run
     cells: list[CellState],
     files: FileFindings,
     of_snapshots: Sequence[Finding],
-    tables_of: tuple[Table, Table, Table],
-    judgement: tuple[Judged | None, Table | None],
+    tables_of: tuple[Relation, Relation, Relation],
+    judgement: tuple[Judged | None, Relation | None],
     border: ForwardingLedger | None,
-    apart: Sequence[tuple[Table, Table]],
+    apart: Sequence[tuple[Relation, Relation]],
 ) -> AuditOutcome:
     """Build the ledgers and findings of a run. The tables are counts, sums and rare events.
 
@@ -399,7 +399,7 @@ def _conclude(  # noqa: PLR0917 - the results of a run
 
 
 def _messages_found(
-    findings: Table | None, rows: Table | None, options: Options
+    findings: Relation | None, rows: Relation | None, options: Options
 ) -> tuple[list[Row], dict[tuple[str, str], int]]:
     """Return the first findings about messages with their histories, and the number of findings of each kind."""
     if findings is None or rows is None:

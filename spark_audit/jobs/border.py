@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Table, TableEngine, keep
+from spark_audit.engines.table import Relation, TableEngine, keep
 from spark_audit.jobs import pipeline
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.ledgers import Ledger
@@ -21,12 +21,12 @@ class ForwardingLedger(NamedTuple):
     """Ledger of the messages sent to a cluster, its findings, and all events of the affected messages."""
 
     table: Ledger
-    findings: Table
-    rows: Table
+    findings: Relation
+    rows: Relation
 
 
 def look_at_border(
-    engine: TableEngine, rows: Table, cells: Sequence[CellState], where: str, options: Options
+    engine: TableEngine, rows: Relation, cells: Sequence[CellState], where: str, options: Options
 ) -> ForwardingLedger:
     """Compare ``rows``, the whole trail, with the data read back into the directory ``where``."""
     read = ReadBack(

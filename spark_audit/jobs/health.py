@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.local import plain
-from spark_audit.engines.table import Row, Table, TableEngine
+from spark_audit.engines.table import Relation, Row, TableEngine
 from spark_audit.jobs.options import Options
 from spark_audit.rules.density import OffsetGap
 from spark_audit.rules.integrity import (
@@ -93,7 +93,7 @@ class CellState(NamedTuple):
 
 def look_at_files(
     engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], options: Options
-) -> tuple[FileFindings, Table]:
+) -> tuple[FileFindings, Relation]:
     """Check files. Return the facts and the rows: each record once, from readable files."""
     found = FileFindings(contents_of(engine, listing, files, options))
     altered = {path: content.doubt for path, content in found.contents.items() if content.doubt}
@@ -184,7 +184,7 @@ def _can_be_read(engine: TableEngine, listing: TrailListing, file: EventFile) ->
     return True
 
 
-def rows_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> Table:
+def rows_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile], found: FileFindings) -> Relation:
     """Return the rows of files, each once. Record missing and repeated sequences within them."""
     readable = [file for file in files if file.path in found.facts]
     overlapping = _overlapping(readable)
@@ -206,7 +206,7 @@ def rows_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFil
     return sound.union(once_each(rows))
 
 
-def _events_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile]) -> Table:
+def _events_of(engine: TableEngine, listing: TrailListing, files: Sequence[EventFile]) -> Relation:
     return read_events(engine, listing, files).drop("path", "file_name")
 
 
@@ -245,7 +245,7 @@ def damage_findings(listing: TrailListing) -> list[Finding]:
     ]
 
 
-def with_roles(listing: TrailListing, counts: Table) -> TrailListing:
+def with_roles(listing: TrailListing, counts: Relation) -> TrailListing:
     """Return the listing with the role of each cell; if its file does not give the role, derive it from its events."""
     unknown = [name for name, cell in listing.cells.items() if not cell.role]
     if not unknown:

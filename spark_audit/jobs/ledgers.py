@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Table
+from spark_audit.engines.table import Relation
 from spark_audit.jobs.health import CellState, Finding, finding
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import Judged, letters_of
@@ -31,7 +31,7 @@ _OF_SPOOL = {
 
 
 def totals_of(
-    counts: Table, sums: Table, rare: Table, cells: Sequence[CellState], options: Options
+    counts: Relation, sums: Relation, rare: Relation, cells: Sequence[CellState], options: Options
 ) -> dict[str, Ledger]:
     """Fetch the totals that the report needs."""
     spools = _spools(cells)
@@ -60,7 +60,7 @@ def totals_of(
     )
 
 
-def judged_of(judged: Judged, rows: Table, cells: Sequence[CellState], options: Options) -> dict[str, Ledger]:
+def judged_of(judged: Judged, rows: Relation, cells: Sequence[CellState], options: Options) -> dict[str, Ledger]:
     """Fetch the ledger rows of judged messages: their share of the totals, and the exact values that replace it."""
     spools = _spools(cells)
     kind = F.col("kind")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Row, Table, TableEngine, keep
+from spark_audit.engines.table import Relation, Row, TableEngine, keep
 from spark_audit.jobs.health import CellState, Finding, finding, hole_findings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
@@ -59,20 +59,20 @@ class _Pass(NamedTuple):
 class HeldRows:
     """Newest snapshots, one per cell."""
 
-    entries: Table
-    queues: Table
-    progress: Table
+    entries: Relation
+    queues: Relation
+    progress: Relation
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """Input of verdicts besides the events of a message."""
 
-    subscriptions: Table
-    removals: Table
-    cells: Table
+    subscriptions: Relation
+    removals: Relation
+    cells: Relation
     held: HeldRows
-    ends: Table
+    ends: Relation
     watermark_ms: int
 
 
@@ -80,23 +80,23 @@ class Known:
 class Scan:
     """Result of one pass over rows. Two results can be added."""
 
-    rows: Table  # with letters
-    counts: Table
-    rare: Table
+    rows: Relation  # with letters
+    counts: Relation
+    rare: Relation
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
     """Verdicts about single messages."""
 
-    entries: Table
-    groups: Table
-    side: Table  # of messages for groups
-    accepts: Table
-    findings: Table
+    entries: Relation
+    groups: Relation
+    side: Relation  # of messages for groups
+    accepts: Relation
+    findings: Relation
 
 
-def scan_rows(rows: Table, options: Options) -> Scan:
+def scan_rows(rows: Relation, options: Options) -> Scan:
     """Count rows, and keep the rows of rare kinds."""
     rare = keep(rows.where(kind_in(*RARE, *LETTER_KINDS)))
     lettered = with_letters(rows, rare)
@@ -115,7 +115,7 @@ def read_held(engine: TableEngine, listing: TrailListing, cells: Sequence[CellSt
     return HeldRows(keep(entries), keep(queues), keep(progress))
 
 
-def subscriptions_of(engine: TableEngine, rare: Sequence[Row], cells: Sequence[CellState], held: HeldRows) -> Table:
+def subscriptions_of(engine: TableEngine, rare: Sequence[Row], cells: Sequence[CellState], held: HeldRows) -> Relation:
     """Return the offset ranges that each group reads of each queue; a reset starts another pass.
 
     A pass ends with the offsets that the group finished before the reset, and with the removal of its topic. A topic
@@ -158,7 +158,7 @@ def _begin(passes: list[_Pass], row: Row, after: int) -> None:
         passes.append(_Pass(offset, after_sequence=after))
 
 
-def removals_of(engine: TableEngine, rare: Sequence[Row]) -> Table:
+def removals_of(engine: TableEngine, rare: Sequence[Row]) -> Relation:
     """Return the event that removed each removed topic."""
     found: list[tuple[str, str, int, int, int]] = []
     before: dict[tuple[str, str], int] = {}
@@ -171,7 +171,7 @@ def removals_of(engine: TableEngine, rare: Sequence[Row]) -> Table:
 
 
 def holes_at_ends(
-    tops: Mapping[QueueKey, Top], removals: Table, cells: Sequence[CellState], held: HeldRows
+    tops: Mapping[QueueKey, Top], removals: Relation, cells: Sequence[CellState], held: HeldRows
 ) -> list[OffsetGap]:
     """Return the offsets of queues that the newest snapshots include and that are above all offsets of events."""
     taken = {cell.cell: cell.snapshot.sequence for cell in cells if cell.snapshot is not None}
@@ -192,7 +192,7 @@ def holes_at_ends(
     return found
 
 
-def reads_of(engine: TableEngine, rare: Sequence[Row]) -> Table:
+def reads_of(engine: TableEngine, rare: Sequence[Row]) -> Relation:
     """Return the start offset of each event that subscribes a group to a queue, up to the removal of the topic."""
     removed = [(row["cell"], row["topic"], row["sequence"]) for row in rare if row["kind"] == "TOPIC_REMOVED"]
     found = []
@@ -210,10 +210,10 @@ def queue_findings(  # noqa: PLR0917 - facts about queues
     engine: TableEngine,
     rare: Sequence[Row],
     queues: QueueFacts,
-    removals: Table,
+    removals: Relation,
     held: HeldRows,
     cells: Sequence[CellState],
-    table: Table,
+    table: Relation,
 ) -> list[Finding]:
     """Return the contradictions among events of queues, and between these and the newest snapshot."""
     holes = [*queues.holes, *holes_at_ends(queues.tops, removals, cells, held)]
@@ -228,7 +228,7 @@ def read_findings(  # noqa: PLR0917 - facts about groups
     exits: Mapping[ReadKey, Top],
     held: HeldRows,
     cells: Sequence[CellState],
-    table: Table,
+    table: Relation,
 ) -> list[Finding]:
     """Return the contradictions between events and the newest snapshot about reads of groups. A gap excuses
     them all.
@@ -268,7 +268,7 @@ def cells_table(
     rare: Sequence[Row],
     stops: Sequence[Stop],
     options: Options,
-) -> Table:
+) -> Relation:
     """Return the facts about cells that verdicts need, one row per cell."""
     stepped: dict[str, list[int]] = {}
     for row in rare:
@@ -302,32 +302,32 @@ def cells_table(
     )
 
 
-def failed_of(rows: Table, options: Options) -> Table:
+def failed_of(rows: Relation, options: Options) -> Relation:
     """Return the keys of failed messages, kept."""
     return keep(failed_keys(rows, options.key_bits))
 
 
-def sum_up(rows: Table, subscriptions: Table, failed: Table, options: Options) -> Table:
+def sum_up(rows: Relation, subscriptions: Relation, failed: Relation, options: Options) -> Relation:
     """Return the fingerprints of rows, kept."""
     sums = fingerprints(rows, subscriptions, failed, bits=options.key_bits)
     return keep(sums)
 
 
-def windows_of(sums: Table) -> tuple[int, int]:
+def windows_of(sums: Relation) -> tuple[int, int]:
     """Return the number of windows of messages, and the number of windows that do not balance."""
     row = sums.agg(F.count_rows().alias("all"), F.count_if(~is_equal()).alias("unequal")).collect()[0]
     return row["all"], row["unequal"]
 
 
 def candidates_of(  # noqa: PLR0917 - as ``find_candidates``
-    rows: Table,
-    subscriptions: Table,
-    sums: Table | None,
-    failed: Table,
+    rows: Relation,
+    subscriptions: Relation,
+    sums: Relation | None,
+    failed: Relation,
     held: HeldRows,
     options: Options,
     spools: Sequence[str],
-) -> Table:
+) -> Relation:
     """Return the keys of messages to judge: suspicious ones, and those in a snapshot."""
     found = find_candidates(
         rows,
@@ -342,13 +342,13 @@ def candidates_of(  # noqa: PLR0917 - as ``find_candidates``
     return found.union(named).distinct()
 
 
-def keyed(rows: Table, options: Options) -> Table:
+def keyed(rows: Relation, options: Options) -> Relation:
     """Return the rows about messages, with the key of the message."""
     own = rows.where(F.col("message_id").is_not_null() & F.col("topic").is_not_null())
     return own.with_column("key", key_of(F.col("topic"), F.col("message_id"), options.key_bits))
 
 
-def ends_of(rare: Table) -> Table:
+def ends_of(rare: Relation) -> Relation:
     """Return the places that retention or an operator removed."""
     own = rare.where(kind_in("EXPIRED", "PURGED"))
     is_letter = F.col("kind") == "PURGED"
@@ -368,7 +368,7 @@ def ends_of(rare: Table) -> Table:
     )
 
 
-def judge(rows: Table, known: Known, options: Options) -> Judged:
+def judge(rows: Relation, known: Known, options: Options) -> Judged:
     """Judge all messages of ``rows``."""
     cells, held = known.cells, known.held
     facts = entry_facts(rows, cells, held.entries)
@@ -393,7 +393,7 @@ def judge(rows: Table, known: Known, options: Options) -> Judged:
     return Judged(entries, groups, side, accepts, findings)
 
 
-def letters_of(rare: Table) -> Table:
+def letters_of(rare: Relation) -> Relation:
     """Return dead letters by topic, group and reason, with their redrives and purges.
 
     Place and message together identify a letter, because a dead-letter queue that is created again starts at 0. Older
@@ -424,6 +424,6 @@ def letters_of(rare: Table) -> Table:
     )
 
 
-def empty_rows(engine: TableEngine) -> Table:
+def empty_rows(engine: TableEngine) -> Relation:
     """Return a table without rows, with all columns of ``with_letters``."""
     return with_letters(engine.local_table([], ROWS))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Table, TableEngine
+from spark_audit.engines.table import Relation, TableEngine
 from spark_audit.jobs.health import Content, FileFindings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed
@@ -36,11 +36,11 @@ class AuditState:
     files: FileFindings
     roles: dict[str, str]  # of cells
     retired: list[str]  # retired cells, whose events no table here contains
-    counts: Table
-    sums: Table
-    rare: Table
-    open_rows: Table
-    closed: Table  # key, is_accepted: of correct messages
+    counts: Relation
+    sums: Relation
+    rare: Relation
+    open_rows: Relation
+    closed: Relation  # key, is_accepted: of correct messages
     subscribed: set[tuple[str, int]]  # cell, sequence
     queues: QueueFacts
 
@@ -52,12 +52,12 @@ class AuditFacts:
     files: FileFindings
     roles: dict[str, str]
     retired: list[str]
-    counts: Table
-    sums: Table
-    rare: Table
-    new_rows: Table  # of this run, with letters
-    open_rows: Table  # of judged messages
-    candidates: Table | None  # their keys
+    counts: Relation
+    sums: Relation
+    rare: Relation
+    new_rows: Relation  # of this run, with letters
+    open_rows: Relation  # of judged messages
+    candidates: Relation | None  # their keys
     queues: QueueFacts
 
 
@@ -148,7 +148,7 @@ def _lasting(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in names}
 
 
-def _closed(facts: AuditFacts, kept: AuditState | None, options: Options) -> Table:
+def _closed(facts: AuditFacts, kept: AuditState | None, options: Options) -> Relation:
     """Return the keys of correct messages, so that later events of them are detected."""
     is_accept = kind_in("SCHEDULED", "QUEUED") & ~F.col("is_letter")
     keys = keyed(facts.new_rows, options).group_by("key").agg(F.max_of(is_accept).alias("is_accepted"))

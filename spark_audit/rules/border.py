@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table
+from spark_audit.engines.table import Relation
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CLOCKS_MS, FIRED, IN_DOUBT, QUEUED_FOR_GROUP
 
@@ -26,12 +26,12 @@ STATES = ("there", "not_there", "not_read_back", "lost")
 class ReadBack:
     """Tables read back from a cluster, in the format of docs/reference/trail.md."""
 
-    messages: Table
-    queues: Table
-    cells: Table
+    messages: Relation
+    queues: Relation
+    cells: Relation
 
 
-def compare(rows: Table, read: ReadBack, broken: Collection[str], *, window_ms: int) -> Table:
+def compare(rows: Relation, read: ReadBack, broken: Collection[str], *, window_ms: int) -> Relation:
     """Return each message sent to the cluster, or possibly sent, with its ``state`` and its copies.
 
     Events after the time of the reading explain copies, but do not require any. ``broken`` are cells whose trail has
@@ -73,7 +73,7 @@ def compare(rows: Table, read: ReadBack, broken: Collection[str], *, window_ms: 
     )
 
 
-def border_totals(compared: Table) -> Table:
+def border_totals(compared: Relation) -> Relation:
     """Return the ledger of messages sent to the cluster, by topic."""
     return compared.group_by("topic").agg(
         F.count_rows().alias("sent"),
@@ -85,7 +85,7 @@ def border_totals(compared: Table) -> Table:
     )
 
 
-def border_findings(compared: Table) -> Table:
+def border_findings(compared: Relation) -> Relation:
     """Return lost messages, and messages with more copies than the trail explains."""
     at = F.coalesce(F.concat(F.lit("offset "), F.col("said_offset").cast("string")), F.lit("an unknown offset"))
     lost = compared.where(F.col("state") == "lost").select(
@@ -106,7 +106,7 @@ def border_findings(compared: Table) -> Table:
     return lost.union(twice).select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in none.items()))
 
 
-def _sent(rows: Table, cells: Table) -> Table:
+def _sent(rows: Relation, cells: Relation) -> Relation:
     kind = F.col("kind")
     own = rows.where(~F.col("is_letter") & kind_in(_FORWARDED, IN_DOUBT, *_BEFORE) & F.col("message_id").is_not_null())
     upto = F.broadcast(cells.select("cell", F.col("sequence").alias("upto")))
@@ -127,7 +127,7 @@ def _sent(rows: Table, cells: Table) -> Table:
     )
 
 
-def _ruled_out(missing: Table, read: ReadBack) -> Table:
+def _ruled_out(missing: Relation, read: ReadBack) -> Relation:
     """Add to messages whose id was not found whether every unread part of the queues is ruled out as their place."""
     queues = F.broadcast(read.queues)
     unreadable = F.broadcast(

@@ -12,7 +12,7 @@ from functools import reduce
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table, gathered, keep
+from spark_audit.engines.table import Relation, gathered, keep
 from spark_audit.rules.copies import copy_facts, is_odd_copy
 from spark_audit.rules.rows import group_side, id_window, is_exit, is_fired, key_of, kind_in, place_key, placed
 from spark_audit.rules.totals import is_equal
@@ -41,15 +41,15 @@ _SHIFTS = {name: number * _COUNT_BITS for number, name in enumerate((*_COUNTED, 
 
 
 def find_candidates(
-    rows: Table,
-    subscriptions: Table,
-    sums: Table | None,
-    failed: Table,
+    rows: Relation,
+    subscriptions: Relation,
+    sums: Relation | None,
+    failed: Relation,
     *,
     late_after_ms: int,
     bits: int,
     spools: Sequence[str],
-) -> Table:
+) -> Relation:
     """Return the keys (one column, ``key``) of messages to judge. ``spools`` are the cells that are spools.
 
     ``sums`` are fingerprints. Group events are examined only in windows that do not balance, and not at all without
@@ -106,7 +106,7 @@ def _worth() -> Column:
     return reduce(lambda told, each: told.when(kind_in(*each[1]), each[0]), kinds.items(), F.Case(())).otherwise(0)
 
 
-def _entry_side(rows: Table, late_after_ms: int, bits: int, spools: Sequence[str]) -> Table:
+def _entry_side(rows: Relation, late_after_ms: int, bits: int, spools: Sequence[str]) -> Relation:
     """Select by starts and ends of entries, of daemons and spools, and of half messages with their acceptance.
 
     Also by the order of arrival and exit of queued messages, which sums do not reveal. All in one pass, because Spark
@@ -139,7 +139,7 @@ def _key(bits: int) -> Column:
     return key_of(F.col("topic"), F.col("message_id"), bits).alias("key")
 
 
-def _group_side(rows: Table, subscriptions: Table, sums: Table, bits: int) -> Table:
+def _group_side(rows: Relation, subscriptions: Relation, sums: Relation, bits: int) -> Relation:
     """Return places, exits and copies in windows that do not balance."""
     side = group_side(rows, subscriptions).with_column("key", key_of(F.col("topic"), F.col("message_id"), bits))
     side = side.with_column("id_window", id_window(F.col("message_id"), F.col("key")))
@@ -153,13 +153,13 @@ def _group_side(rows: Table, subscriptions: Table, sums: Table, bits: int) -> Ta
     )
 
 
-def _of_failed(rows: Table, failed: Table, bits: int) -> Table:
+def _of_failed(rows: Relation, failed: Relation, bits: int) -> Relation:
     """Return the rows of failed messages (``failed_keys``)."""
     own = rows.with_column("key", _key(bits)).drop("boot", "detail")
     return gathered(own.join(F.broadcast(failed.select("key")), on="key", how="left_semi"))
 
 
-def _strays(failed: Table, subscriptions: Table) -> Table:
+def _strays(failed: Relation, subscriptions: Relation) -> Relation:
     """Return messages that a group left at a place where they never were, or before they arrived there.
 
     Only messages whose places no fingerprint contains are examined.

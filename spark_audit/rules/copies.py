@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table
+from spark_audit.engines.table import Relation
 from spark_audit.rules.rows import kind_in
 
 _COPY = ("cell", "topic", "group", "message_id", "entry")
 
 
-def copy_facts(rows: Table) -> Table:
+def copy_facts(rows: Relation) -> Relation:
     """Return each copy that returned at its due time, with ``is_early``, ``is_other_time`` and ``is_other_attempt``.
 
     A copy whose failure is not in the trail is left out. ``window_start_ms`` and similar columns do not apply to copies
@@ -45,7 +45,7 @@ def is_odd_copy() -> Column:
     return F.col("is_early") | F.col("is_other_time") | F.col("is_other_attempt")
 
 
-def copy_findings(rows: Table, cells: Table) -> Table:
+def copy_findings(rows: Relation, cells: Relation) -> Relation:
     """Return findings about copies. A clock step back may have moved a copy without an event."""
     facts = copy_facts(rows).where(is_odd_copy()).join(F.broadcast(cells), on="cell")
     was_stepped = F.exists("steps_back", lambda step: (F.col("from_sequence") < step) & (F.col("back_sequence") > step))

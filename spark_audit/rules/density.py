@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Window
-from spark_audit.engines.table import Row, Table
+from spark_audit.engines.table import Relation, Row
 from spark_audit.rules.integrity import xor_to
 from spark_audit.rules.rows import is_fired, kind_in
 from spark_audit.schema import FINISHED, Fields
@@ -38,7 +38,7 @@ class OffsetGap(NamedTuple):
 
 
 def queue_holes(
-    rows: Table, removals: Table, before: Mapping[QueueKey, Top], retired: Iterable[str]
+    rows: Relation, removals: Relation, before: Mapping[QueueKey, Top], retired: Iterable[str]
 ) -> tuple[list[OffsetGap], dict[QueueKey, Top]]:
     """Return the holes in the offsets of ``rows``, and the tops of all queues.
 
@@ -92,7 +92,7 @@ def _is_dense(row: Row) -> bool:
     return (row["count"], row["total"], row["xor"]) == expected
 
 
-def _inner_holes(lived: Table, queues: Sequence[Row]) -> list[OffsetGap]:
+def _inner_holes(lived: Relation, queues: Sequence[Row]) -> list[OffsetGap]:
     """Return the exact holes between the offsets of some queues."""
     if not queues:
         return []
@@ -136,7 +136,7 @@ LEFT: Fields = (
 )
 
 
-def begins_beyond(rows: Table, reads: Table) -> list[ReadKey]:
+def begins_beyond(rows: Relation, reads: Relation) -> list[ReadKey]:
     """Return reads of groups that started at an offset that the queue had not reached yet.
 
     ``reads`` (``READS_FROM``) are the events that allow a group to read a queue, each valid until its topic is removed.
@@ -151,7 +151,7 @@ def begins_beyond(rows: Table, reads: Table) -> list[ReadKey]:
     return [(row["cell"], row["topic"], row["group"], row["queue_id"]) for row in found.distinct().collect()]
 
 
-def last_exits(rows: Table, before: Mapping[ReadKey, Top]) -> dict[ReadKey, Top]:
+def last_exits(rows: Relation, before: Mapping[ReadKey, Top]) -> dict[ReadKey, Top]:
     """Return the greatest offset that each group left in each queue, from ``rows`` and the earlier exits ``before``."""
     named = rows.where(kind_in(*FINISHED, "FILTERED") & ~F.col("is_letter") & (F.col("queue_id") >= 0))
     offset = F.col("queue_offset")
@@ -164,7 +164,7 @@ def last_exits(rows: Table, before: Mapping[ReadKey, Top]) -> dict[ReadKey, Top]
     return tops
 
 
-def unfinished_exits(left: Table, progress: Table, cells: Table) -> list[ReadKey]:
+def unfinished_exits(left: Relation, progress: Relation, cells: Relation) -> list[ReadKey]:
     """Return reads in which a group left an offset before the snapshot, which contains the offset as unfinished.
 
     ``left`` (``LEFT``) are the exits of ``last_exits``. ``begun`` is the sequence after which the group started to

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column, Window
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED, Fields
 
@@ -38,7 +38,7 @@ _OPEN = ("SCHEDULED", RESCHEDULED, "REQUEUED", "SEND_FAILED")
 _PLACE = ("cell", "topic", "group", "message_id", "entry", "due_ms", "window_start_ms")
 
 
-def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
+def entry_facts(rows: Relation, cells: Relation, held: Relation) -> Relation:
     """Aggregate the events of each entry, joined with its row in the newest snapshot of its cell (``held``)."""
     sequence = F.col("sequence")
     roles = F.broadcast(cells.select("cell", "role"))
@@ -92,7 +92,7 @@ def entry_facts(rows: Table, cells: Table, held: Table) -> Table:
     return gathered(joined.with_column("due_ms", due_ms))
 
 
-def with_life(table: Table) -> Table:
+def with_life(table: Relation) -> Relation:
     """Add ``life``, the number of one life of a message in its cell; ``table`` has the ``role`` of the cell.
 
     A daemon's entry keeps its number from acceptance to end. A spool's entry gets another number at each wait. It has
@@ -102,7 +102,7 @@ def with_life(table: Table) -> Table:
     return table.with_column("life", F.when(F.col("role") == "spool", -1).otherwise(F.col("entry")))
 
 
-def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: int) -> Table:
+def judge_entries(facts: Relation, *, watermark_ms: int, grace_ms: int, window_ms: int) -> Relation:
     """Add ``state`` (a column of the ledgers, or ``moved``, ``unknown``) and its reason, ``rule``."""
     is_spool = F.col("role") == "spool"
     seen = F.col("snapshot") >= F.col("from_sequence")
@@ -158,7 +158,7 @@ def judge_entries(facts: Table, *, watermark_ms: int, grace_ms: int, window_ms: 
     )
 
 
-def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
+def entry_findings(judged: Relation, *, late_after_ms: int) -> Relation:
     """Return findings about entries, one row per finding."""
     late_ms = F.col("fired_at_ms") - F.col("due_ms")
     is_unknown = F.col("state") == "unknown"
@@ -208,7 +208,7 @@ def entry_findings(judged: Table, *, late_after_ms: int) -> Table:
     return _spread(judged, found)
 
 
-def accept_findings(rows: Table, cells: Table, removals: Table, *, window_ms: int) -> Table:
+def accept_findings(rows: Relation, cells: Relation, removals: Relation, *, window_ms: int) -> Relation:
     """Return messages that daemons accepted more than once; ``extra`` is the number of surplus acceptances.
 
     A second acceptance counts as surplus while the topic of an earlier one exists. A topic created again is another
@@ -320,7 +320,7 @@ def _finding(when: Column, kind: str, rule: Column, detail: Column) -> Column:
     return F.when(when, F.struct(F.lit(kind).alias("kind"), rule.alias("rule"), detail.alias("detail")))
 
 
-def _spread(facts: Table, found: Column) -> Table:
+def _spread(facts: Relation, found: Column) -> Relation:
     with_found = facts.select(
         *_PLACE[:2],
         F.lit(None).cast("string").alias("group"),

@@ -7,7 +7,7 @@ from functools import reduce
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import key_of
 from spark_audit.schema import SEVERITY
 
@@ -28,7 +28,7 @@ COLUMNS = (
 HISTORY = ("sequence", "at_ms", "kind", "queue_id", "queue_offset", "attempt", "due_ms", "boot")
 
 
-def join_findings(parts: Sequence[Table]) -> Table:
+def join_findings(parts: Sequence[Relation]) -> Relation:
     """Combine findings and add their severity. ``packed_id`` is the id as stored in the trail."""
     names = [name for name in COLUMNS if name != "severity"]
     united = reduce(lambda one, other: one.union(other), [part.select(*names) for part in parts])
@@ -48,14 +48,14 @@ def id_text(message_id: Column) -> Column:
     return F.when(digits.startswith("00"), F.coalesce(F.text_of(message_id, 2), digits)).otherwise(digits)
 
 
-def first_findings(findings: Table, count: int) -> Table:
+def first_findings(findings: Relation, count: int) -> Relation:
     """Return the first ``count`` findings in output order."""
     order = [F.coalesce(F.col(name).cast("string"), F.lit("")) for name in ORDER[:-1]]
     rest = [F.coalesce("entry", F.lit(-1)), F.col("rule"), F.col("detail")]
     return findings.order_by(*order, *rest, limit=count)
 
 
-def with_history(findings: Table, rows: Table, bits: int) -> Table:
+def with_history(findings: Relation, rows: Relation, bits: int) -> Relation:
     """Add ``history``: the events of the finding's message, limited to its group if the finding is about a group.
 
     ``rows`` hold all events of these messages. Events are sorted by cell and sequence.

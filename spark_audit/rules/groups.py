@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column, Window
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap
 from spark_audit.rules.rows import group_side, is_fired_to_group, kind_in, place_key, placed
 from spark_audit.schema import DEAD, FINISHED, IN_LANE, LANE
@@ -30,7 +30,7 @@ STATES = (
 )
 
 
-def unbalanced(side: Table) -> Table:
+def unbalanced(side: Relation) -> Relation:
     """Return the messages (``KEY``) that a group did not finish exactly once, at each place by name and in order.
 
     ``side`` is the result of ``group_side``. Messages that a group left without naming the place are included.
@@ -54,13 +54,13 @@ def unbalanced(side: Table) -> Table:
     return sums.where(is_open).select(*KEY)
 
 
-def open_side(rows: Table, subscriptions: Table) -> Table:
+def open_side(rows: Relation, subscriptions: Relation) -> Relation:
     """Return the rows of ``group_side`` of messages that were not finished exactly once."""
     side = group_side(rows, subscriptions)
     return side.join(unbalanced(side), on=list(KEY), how="left_semi")
 
 
-def place_facts(side: Table) -> Table:
+def place_facts(side: Relation) -> Relation:
     """Return each place, and each exit without a place, with its numbers of exits, surplus exits and open passes.
 
     A reset group passes a place again and must leave it once in each pass. An exit before the arrival of the message
@@ -125,7 +125,7 @@ def place_facts(side: Table) -> Table:
     )
 
 
-def _unnamed_exits(side: Table) -> Table:
+def _unnamed_exits(side: Relation) -> Relation:
     """Return the exits of each queue that name no offset, before the message was in the queue and after."""
     is_visible = F.col("visible") > 0
     since = F.min_of(F.when(is_visible, F.col("sequence"))).over(Window.of(*KEY, "queue_id"))
@@ -143,7 +143,7 @@ def _unnamed_exits(side: Table) -> Table:
     )
 
 
-def judge_places(places: Table, cells: Table, queues: Table, progress: Table, ends: Table) -> Table:
+def judge_places(places: Relation, cells: Relation, queues: Relation, progress: Relation, ends: Relation) -> Relation:
     """Add ``state`` and ``rule`` to open places; null for the others.
 
     ``queues`` and ``progress`` are from the newest snapshot. ``ends`` are removals by retention and operators (cell,
@@ -185,7 +185,7 @@ def judge_places(places: Table, cells: Table, queues: Table, progress: Table, en
     return judged.select(*places.columns, "is_retired", "gaps", "snapshot", *fields)
 
 
-def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Table:
+def message_facts(side: Relation, judged: Relation, copies: Relation, cells: Relation) -> Relation:
     """Return the ledger numbers per message and group (``fired`` and ``STATES``), and the surplus.
 
     ``copies`` are the pending copies of the newest snapshot (``KEY``, ``waiting_there``). The numbers add up: surplus
@@ -238,7 +238,7 @@ def message_facts(side: Table, judged: Table, copies: Table, cells: Table) -> Ta
 _COUNTED = ("acked", "dead", "filtered", "in_retry")
 
 
-def _with_copies(facts: Table) -> Table:
+def _with_copies(facts: Relation) -> Relation:
     """Add pending copies, and whether the snapshot contains them."""
     balance = F.col("nacked") - F.col("nack_surplus") - F.col("retried") - F.col("dead_copies")
     facts = facts.with_column("balance", balance).with_column("waiting", F.greatest(F.col("balance"), F.lit(0)))
@@ -276,7 +276,7 @@ def _without_orphans(counted: Mapping[str, Column]) -> dict[str, Column]:
     return made
 
 
-def group_findings(facts: Table) -> Table:
+def group_findings(facts: Relation) -> Relation:
     """Return findings about messages of groups, one row per finding."""
     unclear = has_gap(F.lit(0), F.col("last_sequence"))
     orphans = F.col("orphan_exits") + F.col("orphan_copies")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Window
-from spark_audit.engines.table import Table
+from spark_audit.engines.table import Relation
 from spark_audit.schema import ROWS
 
 _SEQUENCE_DIGITS = 20  # of the first sequence, with which a file's name starts
@@ -44,7 +44,7 @@ class Gap(NamedTuple):
     why: str
 
 
-def file_facts(rows: Table) -> list[FileFacts]:
+def file_facts(rows: Relation) -> list[FileFacts]:
     """Aggregate each file of ``rows`` (with ``path`` and ``file_name``)."""
     first = F.left("file_name", _SEQUENCE_DIGITS).cast("bigint")
     distance = F.col("sequence") - F.col("from")
@@ -67,7 +67,7 @@ def file_facts(rows: Table) -> list[FileFacts]:
     return [FileFacts(**row) for row in facts.collect()]
 
 
-def missing_in(rows: Table, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]:
+def missing_in(rows: Relation, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]:
     """Return the exact sequences that ``rows`` lack in each (cell, first, last)."""
     edges = rows.engine.local_table(
         [(cell, edge) for cell, first, last in ranges for edge in (first - 1, last + 1)],
@@ -85,7 +85,7 @@ def missing_in(rows: Table, ranges: Sequence[tuple[str, int, int]]) -> list[Gap]
     return sorted(set(found))
 
 
-def repeated_in(rows: Table) -> Table:
+def repeated_in(rows: Relation) -> Relation:
     """Return (cell, sequence, count, is_same) of repeated records."""
     content = F.hash64(*(name for name, _ in ROWS))
     grouped = rows.group_by("cell", "sequence").agg(
@@ -94,7 +94,7 @@ def repeated_in(rows: Table) -> Table:
     return grouped.where(F.col("count") > 1)
 
 
-def once_each(rows: Table) -> Table:
+def once_each(rows: Relation) -> Relation:
     """Return each record once. Among records of different content the choice is arbitrary but stable."""
     names = [name for name, _ in ROWS]
     order = Window.of("cell", "sequence").in_order(*names)

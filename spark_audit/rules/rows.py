@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.schema import BARS_MS, DEAD, EXITS, FIRED, FOR_GROUP, IN_LANE, LETTER_KINDS, LETTERS
 
 BITS = 63
@@ -62,7 +62,7 @@ def bar_of(lateness_ms: int) -> int:
     return next((bound for bound in BARS_MS if lateness_ms <= bound), -1)
 
 
-def with_letters(events: Table, deaths: Table | None = None) -> Table:
+def with_letters(events: Relation, deaths: Relation | None = None) -> Relation:
     """Add a row for each dead letter as a message fired into its own topic, marked by ``is_letter``.
 
     ``deaths`` are the events that create dead letters, if already selected: this saves a pass over all other events.
@@ -104,7 +104,7 @@ def is_dead_copy() -> Column:
     return ~F.col("is_letter") & kind_in(*DEAD) & F.col("queue_id").is_null()
 
 
-def for_groups(fired: Table, subscriptions: Table) -> Table:
+def for_groups(fired: Relation, subscriptions: Relation) -> Relation:
     """Return the rows of ``fired`` once for each group that reads their queue, and for each of its passes.
 
     ``pass_number`` distinguishes passes.
@@ -132,7 +132,7 @@ def for_groups(fired: Table, subscriptions: Table) -> Table:
     return gathered(read)
 
 
-def group_side(rows: Table, subscriptions: Table) -> Table:
+def group_side(rows: Relation, subscriptions: Relation) -> Relation:
     """Return the events of groups. ``visible`` is 1 for an arrival at a place, -1 for an exit.
 
     ``copies`` is 1 for a nack, -1 for the end of its copy.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap, with_life
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import DEAD, ENDS_OF_ENTRY, IN_LANE
@@ -14,7 +14,7 @@ _OF_SPOOL = ("SCHEDULED", "REQUEUED", "SEND_FAILED", "SENT", "SEND_DEAD", "DROPP
 _WAITS = ("SCHEDULED", "REQUEUED", "SEND_FAILED")
 
 
-def held_orphans(rows: Table, held: Table, cells: Table, *, window_ms: int) -> Table:
+def held_orphans(rows: Relation, held: Relation, cells: Relation, *, window_ms: int) -> Relation:
     """Return findings for snapshot entries that are not pending in the trail at the sequence of the snapshot.
 
     The dead set of a spool is left out, because its entries may come from the adopted directory of another process.
@@ -53,7 +53,7 @@ def held_orphans(rows: Table, held: Table, cells: Table, *, window_ms: int) -> T
     )
 
 
-def waiting_copies(held: Table) -> Table:
+def waiting_copies(held: Relation) -> Relation:
     """Return the number of pending copies of each message for each group in the snapshot."""
     copies = held.where((F.col("kind") == "RETRY") & ~F.coalesce("is_stranded", F.lit(False)))
     return copies.group_by("cell", "topic", "group", "message_id").agg(F.count_rows().alias("waiting_there"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column, Window
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import (
     bar_of,
     floor_to,
@@ -30,7 +30,7 @@ _SUMS = tuple(f"{side}_{part}" for side in ("visible", "copies", "placed") for p
 _SUM_KEYS = ("cell", "topic", "group", "id_window")
 
 
-def count_rows(rows: Table, *, window_ms: int, late_after_ms: int) -> Table:
+def count_rows(rows: Relation, *, window_ms: int, late_after_ms: int) -> Relation:
     """Count events by the dimensions of the ledgers. ``rows`` are the result of ``with_letters``."""
     kind = F.col("kind")
     due_ms = F.coalesce("due_ms", "at_ms")
@@ -60,7 +60,7 @@ def count_rows(rows: Table, *, window_ms: int, late_after_ms: int) -> Table:
     )
 
 
-def merge_counts(first: Table, second: Table) -> Table:
+def merge_counts(first: Relation, second: Relation) -> Relation:
     """Add two tables of ``count_rows``."""
     return (
         first.union(second)
@@ -73,7 +73,7 @@ def merge_counts(first: Table, second: Table) -> Table:
     )
 
 
-def failed_keys(rows: Table, bits: int) -> Table:
+def failed_keys(rows: Relation, bits: int) -> Relation:
     """Return the keys of messages that a group failed, or that returned to it as copies.
 
     ``is_unnamed`` marks messages that a group left without naming the place: their events do not show the places left.
@@ -85,7 +85,7 @@ def failed_keys(rows: Table, bits: int) -> Table:
     return own.group_by(key.alias("key")).agg((F.count_if(is_unnamed) > 0).alias("is_unnamed"))
 
 
-def fingerprints(rows: Table, subscriptions: Table, failed: Table, *, bits: int) -> Table:
+def fingerprints(rows: Relation, subscriptions: Relation, failed: Relation, *, bits: int) -> Relation:
     """Sum the hashes of arrivals at each group and of its exits, by windows of message ids.
 
     The sums of places leave out messages that are unnamed in ``failed`` (``failed_keys``).
@@ -103,7 +103,7 @@ def fingerprints(rows: Table, subscriptions: Table, failed: Table, *, bits: int)
     )
 
 
-def merge_fingerprints(first: Table, second: Table) -> Table:
+def merge_fingerprints(first: Relation, second: Relation) -> Relation:
     """Add two tables of ``fingerprints``."""
     sums = [
         F.bit_xor(name).alias(name) if name.endswith("_xor") else F.sum_of(name).alias(name)
@@ -123,7 +123,7 @@ def is_equal() -> Column:
 # --- tables of the report ---------------------------------------------------------------------------------------------
 
 
-def scheduled_totals(counts: Table, spools: list[str]) -> Table:
+def scheduled_totals(counts: Relation, spools: list[str]) -> Relation:
     """Return accepted messages and delivery lateness with percentiles, per window and topic."""
     own = counts.where(~F.col("is_letter") & F.col("window_start_ms").is_not_null() & ~F.col("cell").isin(*spools, ""))
     keys = ("window_start_ms", "topic")
@@ -156,7 +156,7 @@ def scheduled_totals(counts: Table, spools: list[str]) -> Table:
     return joined.select(*sums.columns, *capped)
 
 
-def entry_totals(rows: Table, window_ms: int) -> Table:
+def entry_totals(rows: Relation, window_ms: int) -> Relation:
     """Return the counts of ``scheduled_totals`` for some rows per window and topic, without lateness."""
     kind = F.col("kind")
     own = rows.where(kind_in("SCHEDULED", *ENDS_OF_ENTRY) & ~F.col("is_letter"))
@@ -168,7 +168,7 @@ def entry_totals(rows: Table, window_ms: int) -> Table:
     )
 
 
-def group_totals(counts: Table, spools: list[str]) -> Table:
+def group_totals(counts: Relation, spools: list[str]) -> Relation:
     """Return the numbers of acknowledged, dead and filtered messages per topic and group."""
     own = counts.where(~F.col("is_letter") & F.col("group").is_not_null() & ~F.col("cell").isin(*spools, ""))
     kind, count = F.col("kind"), F.col("count")

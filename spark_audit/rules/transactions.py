@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, ENDS_OF_TRANSACTION, HALF
@@ -15,7 +15,7 @@ from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, ENDS_OF_TRANSACTION
 _KEY = ("cell", "topic", "message_id")
 
 
-def transaction_findings(rows: Table, held: Table, cells: Table) -> Table:
+def transaction_findings(rows: Relation, held: Relation, cells: Relation) -> Relation:
     """Return findings about transactions, one row per finding. ``held`` are the rows of the newest snapshots.
 
     Two ends are a contradiction. A half message without an end is lost if a later snapshot does not contain it. A

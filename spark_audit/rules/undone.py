@@ -7,7 +7,7 @@ from functools import reduce
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
 from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Table, gathered
+from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.groups import unbalanced
 from spark_audit.rules.rows import group_side, kind_in
 from spark_audit.schema import ACCEPTS, ENDS_OF_ENTRY
@@ -26,7 +26,9 @@ def is_undone(undone: Sequence[Undone]) -> Column:
     return reduce(lambda one, other: one | other, conditions)
 
 
-def undone_findings(forgotten: Table, standing: Table, subscriptions: Table, retired: Sequence[str]) -> Table:
+def undone_findings(
+    forgotten: Relation, standing: Relation, subscriptions: Relation, retired: Sequence[str]
+) -> Relation:
     """Return messages whose acceptance was undone and that were not accepted again.
 
     ``retired`` are the cells whose stores are gone.
