@@ -11,7 +11,7 @@ from dmq.http2.headers import RequestHeaders
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 
 
-class Tally:
+class AwaitableCounter:
     """A counter that can be awaited."""
 
     def __init__(self) -> None:
@@ -35,9 +35,9 @@ class Service:
     """The handlers. ``waiting`` counts started calls of Wait; ``ended`` counts cancelled handlers."""
 
     def __init__(self) -> None:
-        self.waiting = Tally()
-        self.made = Tally()  # messages of streams
-        self.ended = Tally()
+        self.waiting = AwaitableCounter()
+        self.made = AwaitableCounter()  # messages of streams
+        self.ended = AwaitableCounter()
         self.later: dict[bytes, Deferred[bytes]] = {}  # pending answers to Deferred, by message
 
     @property
