@@ -23,7 +23,7 @@ class NoAnswer(BrokerError):
     retriable = True
 
 
-class Verified(NamedTuple):
+class DirectConsumeResult(NamedTuple):
     """The result of a message that a client consumed once on command; ``code`` is one of the protocol's."""
 
     code: int
@@ -53,7 +53,7 @@ class Commands:
             raise NoAnswer(f"the client {client_id} answered without its stack")
         return answer.thread_stack_trace.thread_stack_trace[:STACK_CHARS_MAX]
 
-    async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> Verified:
+    async def verify(self, client_id: str, payload: bytes, timeout_s: float) -> DirectConsumeResult:
         """Command a push consumer to consume a stored message once, outside its group's progress.
 
         Raises as ``stack`` does, ``Refused(REQUEST)`` for a client of another type, and ``DecodeError`` for an invalid
@@ -72,7 +72,7 @@ class Commands:
                 status=OK_STATUS, verify_message_command=wire.VerifyMessageCommand(nonce=nonce, message=message)
             ),
         )
-        return Verified(answer.status.code, answer.status.message)
+        return DirectConsumeResult(answer.status.code, answer.status.message)
 
     def answered(self, client_id: str, frame: wire.TelemetryCommand) -> None:
         """Match a received frame with its pending command, if there is one."""
