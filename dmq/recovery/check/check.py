@@ -32,7 +32,7 @@ from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.look import How, Look
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.places import place_of, shown_id_of
-from dmq.recovery.reading.rows import Indexed, Waiting, mark_of, read_begin, read_index, read_progress, read_waiting
+from dmq.recovery.reading.rows import Indexed, TimelineRow, mark_of, read_begin, read_index, read_progress, read_waiting
 from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell
@@ -136,7 +136,7 @@ class _Check(StoreWalk[Look]):
     def _timeline(self) -> None:
         bodies: set[int] = set()  # sequences of half messages; their bodies come later in the scan
         for page in self._pages(Family.TIMELINE):
-            entries: list[Waiting] = []
+            entries: list[TimelineRow] = []
             for key, value in page:
                 if keys.is_half_body_key(key):
                     self._half_body(key, value, bodies)
@@ -159,7 +159,7 @@ class _Check(StoreWalk[Look]):
         for sequence in sorted(bodies):
             self._find("row", f"the half message with sequence {sequence} has no body")
 
-    def _own_keys(self, entries: list[Waiting], values: dict[bytes, bytes]) -> None:
+    def _own_keys(self, entries: list[TimelineRow], values: dict[bytes, bytes]) -> None:
         """Compare entries that have an own key with the rows of their own keys."""
         rows = [(row, each) for each in entries if (row := row_of(values[keys.timeline_key(each.mark)]))]
         found = self._look.get_many(Family.META, [row for row, _ in rows])
@@ -196,7 +196,7 @@ class _Check(StoreWalk[Look]):
             self._find("row", f"there is the body of a half message with sequence {sequence}, which does not wait")
         expected.discard(sequence)
 
-    def _waiting(self, each: Waiting) -> Pending:
+    def _waiting(self, each: TimelineRow) -> Pending:
         entry = each.entry
         name = f"message {shown_id(each.message_id)}, which waits at {each.mark:032x},"
         self._copies[entry.topic_id] += entry.kind == EntryKind.RETRY

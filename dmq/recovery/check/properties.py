@@ -9,7 +9,7 @@ from itertools import islice
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.names import KnownNames, shown_id
-from dmq.recovery.reading.rows import Waiting, mark_of
+from dmq.recovery.reading.rows import TimelineRow, mark_of
 from dmq.store.schema import keys
 from dmq.store.schema.index import failed_message_id
 from dmq.store.schema.keys import Family
@@ -55,7 +55,7 @@ class PropertyCheck:
             with suppress(StoreCorrupt):  # reported by the scan of the family
                 self._starts[split_start(key)] = keys.unpack_u64(value)
 
-    def waiting(self, entries: Sequence[Waiting], values: dict[bytes, bytes]) -> None:
+    def waiting(self, entries: Sequence[TimelineRow], values: dict[bytes, bytes]) -> None:
         """Check that pending messages have their rows; ``values`` are the timeline rows by key."""
         expected: dict[bytes, tuple[bytes, str]] = {}
         for each in entries:
@@ -108,7 +108,7 @@ class PropertyCheck:
             if value != wanted:
                 self._find("property", f"{shown} is not found by its indexed property")
 
-    def _properties(self, each: Waiting, value: bytes) -> dict[str, str]:
+    def _properties(self, each: TimelineRow, value: bytes) -> dict[str, str]:
         half_body = None
         if each.entry.kind == EntryKind.TRANSACTION:
             body_key = keys.half_body_key(keys.sequence_of(each.mark))

@@ -37,7 +37,7 @@ _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.
 }
 
 
-class Waiting(NamedTuple):
+class TimelineRow(NamedTuple):
     """Row of the timeline."""
 
     mark: int
@@ -99,12 +99,12 @@ class ProgressRow(NamedTuple):
         return self.topic_id, 0 if self.kind is GroupKind.OUTCOME else self.queue_id
 
 
-def read_waiting(key: bytes, value: bytes) -> Waiting:
+def read_waiting(key: bytes, value: bytes) -> TimelineRow:
     """Decode a row of the timeline."""
     entry = decode_waiting(value)
     if len(key) != keys.TIMELINE_KEY_BYTES or entry.kind not in set(EntryKind) - {EntryKind.SPOOLED}:
         raise StoreCorrupt(f"an entry of kind {entry.kind} under a key of {len(key)} bytes")
-    return Waiting(int.from_bytes(key, "big"), entry, *ids_of(entry, value))
+    return TimelineRow(int.from_bytes(key, "big"), entry, *ids_of(entry, value))
 
 
 def mark_of(row: bytes | None) -> int:

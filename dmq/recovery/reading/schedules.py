@@ -8,7 +8,7 @@ from typing import NamedTuple
 from broker_adapter.contracts.message import pack_id
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.names import KnownNames, shown_id
-from dmq.recovery.reading.rows import Waiting
+from dmq.recovery.reading.rows import TimelineRow
 from dmq.store.schema import keys
 from dmq.store.schema.recurring import (
     Phase,
@@ -55,7 +55,7 @@ class ScheduleRows:
             found = decode_progress(value)
         self._rows.setdefault(key[1:], {})[letter] = found
 
-    def saw_entry(self, each: Waiting) -> None:
+    def saw_entry(self, each: TimelineRow) -> None:
         """Record an entry of the timeline."""
         self._entries[each.message_id] = each.entry.topic_id
 

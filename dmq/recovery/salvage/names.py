@@ -9,7 +9,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames, shown_id
-from dmq.recovery.reading.rows import Waiting
+from dmq.recovery.reading.rows import TimelineRow
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema.keys import topic_of_scope
 from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
@@ -26,7 +26,7 @@ class RequiredNames:
         self._now_ms = now_ms
         self.queues: dict[int, int] = {}  # minimum number of queues per topic, by the rows found
 
-    def of_waiting(self, each: Waiting, value: bytes, body: bytes) -> None:
+    def of_waiting(self, each: TimelineRow, value: bytes, body: bytes) -> None:
         """Create the records that an entry of the timeline needs; ``body`` may come from another row."""
         entry = each.entry
         if entry.kind == EntryKind.RETRY:

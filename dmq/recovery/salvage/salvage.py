@@ -27,7 +27,7 @@ from dmq.recovery.reading.loss_report import LOST_FILE, LossReport
 from dmq.recovery.reading.names import KnownNames
 from dmq.recovery.reading.offset_map import MovedMessages, Place
 from dmq.recovery.reading.places import place_of, shown_id_of
-from dmq.recovery.reading.rows import Indexed, Waiting, mark_of, read_index, read_waiting
+from dmq.recovery.reading.rows import Indexed, TimelineRow, mark_of, read_index, read_waiting
 from dmq.recovery.salvage.figures import SalvagedFigures, save_audit, save_meta
 from dmq.recovery.salvage.logs import tell_dropped
 from dmq.recovery.salvage.names import RequiredNames
@@ -157,7 +157,7 @@ class _Salvage:
         self._rest()
 
     def _save_waiting(self, rows: list[tuple[bytes, bytes]]) -> None:
-        found: dict[bytes, tuple[Waiting, bytes]] = {}
+        found: dict[bytes, tuple[TimelineRow, bytes]] = {}
         for key, value in rows:
             try:
                 each = read_waiting(key, value)
@@ -179,7 +179,7 @@ class _Salvage:
             else:
                 self._keep_waiting(index_key, each, value, taken)
 
-    def _is_older(self, each: Waiting, said: bytes | None) -> bool:
+    def _is_older(self, each: TimelineRow, said: bytes | None) -> bool:
         """Return True if the index has a later state of the entry, and that state is readable."""
         mark = mark_of(said)
         if mark in {-1, each.mark}:
@@ -187,7 +187,7 @@ class _Salvage:
         (value,) = self._look.find_many(Family.TIMELINE, [timeline_key(mark)])
         return value is not None
 
-    def _keep_waiting(self, index_key: bytes, each: Waiting, value: bytes, taken: set[bytes]) -> None:
+    def _keep_waiting(self, index_key: bytes, each: TimelineRow, value: bytes, taken: set[bytes]) -> None:
         entry = each.entry
         body, half_body = value[each.body_at :], b""
         if entry.kind == EntryKind.TRANSACTION:

@@ -7,7 +7,7 @@ from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.names import KnownNames, shown_id
-from dmq.recovery.reading.rows import Waiting
+from dmq.recovery.reading.rows import TimelineRow
 from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, parts_of
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
@@ -39,7 +39,7 @@ def save_schedules(look: Look, new: Replay, names: KnownNames, lost: LossReport)
             new.put(Family.META, row, encode_progress(progress) if row == rows[1] else value or b"")
 
 
-def is_whole(look: Look, each: Waiting) -> bool:
+def is_whole(look: Look, each: TimelineRow) -> bool:
     """Return True if the schedule of an entry can be read and is active."""
     rows = schedule_keys(shown_id(each.message_id))
     try:
