@@ -24,7 +24,7 @@ from broker_adapter.contracts.message import Delivery, Envelope, MessageType, Re
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from broker_adapter.contracts.transactions import Checker, Half, HalfReceipt, TransactionalBroker
 from dmq.broker import EmbeddedBroker
-from dmq.broker.schedules import ScheduleStatus, Wanted, check_types
+from dmq.broker.schedules import NewSchedule, ScheduleStatus, check_types
 from dmq.broker.topics import Topic
 from dmq.cluster.cluster import Cluster
 from dmq.cluster.forwarder import Forwarder
@@ -93,7 +93,7 @@ class ClusterBroker:
         """
         return () if self._is_own(topic) else (await self.route(topic)).types
 
-    async def add_schedule(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
+    async def add_schedule(self, wanted: NewSchedule, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
         """Add a schedule as ``Schedules.add``; raise ``Refused`` also for a type that the cluster's topic does not
         accept.
         """

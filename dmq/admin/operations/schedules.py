@@ -11,7 +11,7 @@ from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.requests import mapping, validate
-from dmq.broker.schedules import ScheduleStatus, Wanted, check_name, largest, sample
+from dmq.broker.schedules import NewSchedule, ScheduleStatus, check_name, largest, sample
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.recurring import CatchUp
 
@@ -22,7 +22,7 @@ CheckMessage = Callable[[public.Message], None]
 class AddSchedule(Protocol):
     """Function that creates a schedule: ``Schedules.add``."""
 
-    def __call__(self, wanted: Wanted, *, is_replacing: bool = False) -> Awaitable[tuple[ScheduleStatus, bool]]:
+    def __call__(self, wanted: NewSchedule, *, is_replacing: bool = False) -> Awaitable[tuple[ScheduleStatus, bool]]:
         """Create the schedule, durable on return."""
         ...
 
@@ -79,13 +79,13 @@ class ScheduleCalls:
     async def remove_schedule(self, request: wire.RemoveScheduleRequest) -> wire.RemoveScheduleResponse:
         return wire.RemoveScheduleResponse(schedule=_shown(await self._cell.broker.schedules.remove(request.name)))
 
-    def _wanted(self, asked: wire.Schedule) -> Wanted:
+    def _wanted(self, asked: wire.Schedule) -> NewSchedule:
         check_name(asked.name)
         catch_up = asked.catch_up or "one"
         if catch_up.upper() not in CatchUp.__members__:
             raise Refused(Rule.REQUEST, "unknown catch-up policy", value=catch_up, limit="one, all, skip")
         message = self._message(asked)
-        return Wanted(
+        return NewSchedule(
             asked.name,
             check_topic(asked.topic),
             message.SerializeToString(deterministic=True),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dmq.broker.schedules.cron import RuleError, next_time, read_cron, zone_of
 from dmq.broker.schedules.firing import Recurring, largest, sample
-from dmq.broker.schedules.schedules import Schedules, ScheduleStatus, Wanted, check_name, check_types
+from dmq.broker.schedules.schedules import NewSchedule, Schedules, ScheduleStatus, check_name, check_types
 
 __all__ = [
+    "NewSchedule",
     "Recurring",
     "RuleError",
     "ScheduleStatus",
     "Schedules",
-    "Wanted",
     "check_name",
     "check_types",
     "largest",

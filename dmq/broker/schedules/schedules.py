@@ -66,7 +66,7 @@ _SHOWN_MAX = 10  # names in a refusal
 _Result = TypeVar("_Result")
 
 
-class Wanted(NamedTuple):
+class NewSchedule(NamedTuple):
     """Schedule to create. ``payload`` is a serialized wire message without an id; see ``RecurrenceRule`` for the other
     fields.
 
@@ -229,7 +229,7 @@ class Schedules(BrokerPart):
 
     # -- changes ------------------------------------------------------------------------------------------------------
 
-    async def add(self, wanted: Wanted, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
+    async def add(self, wanted: NewSchedule, *, is_replacing: bool = False) -> tuple[ScheduleStatus, bool]:
         """Create a schedule; return its status, and False if it already existed with the same content.
 
         A schedule with different content is refused, unless ``is_replacing``. The replacement starts from its
@@ -281,7 +281,7 @@ class Schedules(BrokerPart):
         task.add_done_callback(look_at)
         return await asyncio.shield(task)
 
-    async def _add(self, wanted: Wanted, *, is_replacing: bool) -> tuple[ScheduleStatus, bool]:
+    async def _add(self, wanted: NewSchedule, *, is_replacing: bool) -> tuple[ScheduleStatus, bool]:
         name, now_ms = wanted.name, self._clock.now_ms()
         before = await self._find(name) if name in self._topics else None
         topic = self._names.topics.get(wanted.topic)

@@ -46,7 +46,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import NOT_AFTER_MS
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.broker.schedules import Wanted, check_name, largest, sample
+from dmq.broker.schedules import NewSchedule, check_name, largest, sample
 from dmq.config.units import After, parse_sent_around, parse_sent_duration
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate
@@ -54,7 +54,7 @@ from dmq.rocketmq_server.codec.codes import status_of
 from dmq.store.schema.recurring import CatchUp
 from retry.dead_letter import WRITTEN
 
-AddSchedule = Callable[[Wanted], Awaitable[object]]
+AddSchedule = Callable[[NewSchedule], Awaitable[object]]
 
 WAITING_MAX: Final = 64  # changes of schedules are serialized, also those of operators
 _COUNT_DIGITS_MAX = 15
@@ -105,7 +105,7 @@ class RecurringCalls:
             raise Refused(Rule.PROPERTY_KEY, error.why, value=error.value, limit=error.limit) from error
 
 
-def wanted_of(topic: str, message: wire.Message) -> Wanted:
+def wanted_of(topic: str, message: wire.Message) -> NewSchedule:
     """Return the schedule that the properties of a message define; the message has passed the checks of a send.
 
     Raises ``Refused`` for an invalid value, and for a message that a schedule cannot send.
@@ -130,7 +130,7 @@ def wanted_of(topic: str, message: wire.Message) -> Wanted:
     validate.check_recurring(largest(sent, name))
     start_ms, start_after_ms = _instant(properties, START)
     end_ms, end_after_ms = _instant(properties, END)
-    return Wanted(
+    return NewSchedule(
         name,
         topic,
         sent.SerializeToString(deterministic=True),

@@ -11,7 +11,7 @@ from support.rigs.stores import waiting_rows
 from broker_adapter.contracts.message import Message, unpack_id
 from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.wire.mapping import decode, encode
-from dmq.broker.schedules.schedules import ScheduleStatus, Wanted
+from dmq.broker.schedules.schedules import NewSchedule, ScheduleStatus
 from dmq.store.schema.keys import META_PROGRESS, META_RECURRING, META_SCHEDULE, Family, meta_range
 from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, is_recurring
 from dmq.store.schema.recurring import Phase, decode_progress, decode_schedule, schedule_name
@@ -19,13 +19,13 @@ from dmq.store.schema.recurring import Phase, decode_progress, decode_schedule, 
 NAME = "tick"
 
 
-def wanted(name: str = NAME, *, topic: str = TOPIC, body: bytes = b"body", **facts: Any) -> Wanted:  # noqa: ANN401
+def wanted(name: str = NAME, *, topic: str = TOPIC, body: bytes = b"body", **facts: Any) -> NewSchedule:  # noqa: ANN401
     """A schedule, every second unless something else is said."""
     if not facts.get("cron"):
         facts.setdefault("every_ms", 1_000)
     tag, group = facts.pop("tag", ""), facts.get("message_group", "")
     payload = encode(Message(topic, body, tag=tag, message_group=group, properties={"color": "red"})).payload
-    return Wanted(name, topic, payload, tag, **facts)
+    return NewSchedule(name, topic, payload, tag, **facts)
 
 
 async def add(rig: EmbeddedRig, name: str = NAME, **facts: Any) -> ScheduleStatus:  # noqa: ANN401
