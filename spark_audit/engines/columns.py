@@ -138,7 +138,7 @@ class Aggregate(Column):
         self._of_rows, self._kind = of_rows, kind
         super().__init__(self._cast(of_rows).sql)
 
-    def over(self, window: Window) -> Column:
+    def over(self, window: RowWindow) -> Column:
         """Evaluate the aggregate for each row over the rows of its window."""
         return self._cast(Column(lambda dialect: f"{self._of_rows.sql(dialect)} OVER ({window.sql(dialect)})"))
 
@@ -157,7 +157,7 @@ class Order(NamedTuple):
         return f"{self.column.sql(dialect)} ASC NULLS {'LAST' if self.has_nulls_last else 'FIRST'}"
 
 
-class Window(NamedTuple):
+class RowWindow(NamedTuple):
     """Partition of the rows, with an order. ``frame`` (SQL) limits it to some rows around each row."""
 
     keys: tuple[Column, ...] = ()
@@ -171,19 +171,19 @@ class Window(NamedTuple):
         return f"{f'PARTITION BY {keys} ' if keys else ''}{f'ORDER BY {order} ' if order else ''}{self.frame}"
 
     @staticmethod
-    def of(*keys: str) -> Window:
+    def of(*keys: str) -> RowWindow:
         """Return the window of all rows with equal values in these columns."""
-        return Window(tuple(map(col, keys)))
+        return RowWindow(tuple(map(col, keys)))
 
-    def in_order(self, *order: str | Column | Order) -> Window:
+    def in_order(self, *order: str | Column | Order) -> RowWindow:
         """Sort the rows of the window."""
         return self._replace(order=tuple(order_of(each) for each in order))
 
-    def before(self) -> Window:
+    def before(self) -> RowWindow:
         """Limit the window to the rows before each row."""
         return self._replace(frame="ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING")
 
-    def up_to(self) -> Window:
+    def up_to(self) -> RowWindow:
         """Limit the window to each row and the rows before it."""
         return self._replace(frame="ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Window
+from spark_audit.engines.columns import RowWindow
 from spark_audit.engines.table import Relation, Row
 from spark_audit.rules.integrity import xor_to
 from spark_audit.rules.rows import is_fired, kind_in
@@ -99,7 +99,7 @@ def _inner_holes(lived: Relation, queues: Sequence[Row]) -> list[OffsetGap]:
     odd = lived.engine.local_table([tuple(row[name] for name in _KEY) for row in queues], _LIFE)
     places = lived.join(F.broadcast(odd), on=list(_KEY), how="left_semi")
     places = places.group_by(*_KEY, "queue_offset").agg(F.min_of("sequence").alias("sequence"))
-    order = Window.of(*_KEY).in_order("queue_offset")
+    order = RowWindow.of(*_KEY).in_order("queue_offset")
     places = places.with_columns(
         {"next": F.lead("queue_offset").over(order), "next_sequence": F.lead("sequence").over(order)}
     )

@@ -7,7 +7,7 @@ Exact, by cell and entry with the full message id. ``cells`` has one row per cel
 from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column, Window
+from spark_audit.engines.columns import Column, RowWindow
 from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED, Fields
@@ -122,7 +122,7 @@ def judge_entries(facts: Relation, *, watermark_ms: int, grace_ms: int, window_m
     is_overdue = ~F.col("held_as").isin("PARKED", "HELD") & ~F.coalesce(is_kept_back, F.lit(False))
     is_held, is_stranded = F.col("held_as").is_not_null(), F.coalesce("is_stranded", F.lit(False))
     # a directory that another spool adopted: its entries continue there
-    newer = Window.of("topic", "message_id", "role")
+    newer = RowWindow.of("topic", "message_id", "role")
     accepts = F.max_of(F.struct(F.coalesce("accepted_at_ms", F.lit(-1)).alias("at_ms"), "cell")).over(newer)
     is_moved = is_spool & (accepts["cell"] != F.col("cell"))
     opened = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column, Window
+from spark_audit.engines.columns import Column, RowWindow
 from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap
 from spark_audit.rules.rows import group_side, is_fired_to_group, kind_in, place_key, placed
@@ -74,7 +74,7 @@ def place_facts(side: Relation) -> Relation:
     is_early = F.coalesce(F.col("sequence") < F.col("visible_sequence"), F.lit(False))
     named = (
         side.where(is_visible | is_named)
-        .with_column("visible_sequence", visible_sequence.over(Window.of(*place)))
+        .with_column("visible_sequence", visible_sequence.over(RowWindow.of(*place)))
         .group_by(*place)
         .agg(
             F.count_if(is_visible).alias("visible"),
@@ -93,7 +93,7 @@ def place_facts(side: Relation) -> Relation:
     exits = F.col("acks") + F.col("filters")
     both = both.with_column("named", F.least(exits, F.col("passes")))  # exits by name, one per pass
     both = both.with_column("free", F.col("passes") - F.col("named"))
-    queue = Window.of(*KEY, "queue_id")
+    queue = RowWindow.of(*KEY, "queue_id")
     # a place without a recorded start has no pass and must not use up an exit of one that has
     turn = queue.in_order(F.nulls_last("from_sequence"), "queue_offset")
     before = turn.before()
@@ -128,7 +128,7 @@ def place_facts(side: Relation) -> Relation:
 def _unnamed_exits(side: Relation) -> Relation:
     """Return the exits of each queue that name no offset, before the message was in the queue and after."""
     is_visible = F.col("visible") > 0
-    since = F.min_of(F.when(is_visible, F.col("sequence"))).over(Window.of(*KEY, "queue_id"))
+    since = F.min_of(F.when(is_visible, F.col("sequence"))).over(RowWindow.of(*KEY, "queue_id"))
     is_early = F.coalesce(F.col("sequence") < F.col("visible_sequence"), F.lit(False))
     return (
         side.with_column("visible_sequence", since)

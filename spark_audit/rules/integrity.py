@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Window
+from spark_audit.engines.columns import RowWindow
 from spark_audit.engines.table import Relation
 from spark_audit.schema import ROWS
 
@@ -74,7 +74,7 @@ def missing_in(rows: Relation, ranges: Sequence[tuple[str, int, int]]) -> list[G
         (("cell", "string"), ("sequence", "bigint")),
     )
     both = rows.select("cell", "sequence").union(edges).distinct()
-    after = F.lead("sequence").over(Window.of("cell").in_order("sequence"))
+    after = F.lead("sequence").over(RowWindow.of("cell").in_order("sequence"))
     holes = both.with_column("next", after).where(F.col("next") > F.col("sequence") + 1)
     found = []
     for row in holes.collect():
@@ -97,7 +97,7 @@ def repeated_in(rows: Relation) -> Relation:
 def once_each(rows: Relation) -> Relation:
     """Return each record once. Among records of different content the choice is arbitrary but stable."""
     names = [name for name, _ in ROWS]
-    order = Window.of("cell", "sequence").in_order(*names)
+    order = RowWindow.of("cell", "sequence").in_order(*names)
     return rows.with_column("turn", F.row_number().over(order)).where(F.col("turn") == 1).select(*names)
 
 

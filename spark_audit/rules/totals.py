@@ -7,7 +7,7 @@ of it. ``fingerprints`` shows in which windows of messages arrivals and exits ba
 from __future__ import annotations
 
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column, Window
+from spark_audit.engines.columns import Column, RowWindow
 from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import (
     bar_of,
@@ -137,9 +137,9 @@ def scheduled_totals(counts: Relation, spools: list[str]) -> Relation:
         F.max_of("lateness_max_ms").alias("lateness_max_ms"),
     )
     bars = own.where(F.col("kind") == "DELIVERED").group_by(*keys, "bar_ms").agg(F.sum_of("count").alias("count"))
-    upwards = Window.of(*keys).in_order("bar_ms").up_to()
+    upwards = RowWindow.of(*keys).in_order("bar_ms").up_to()
     ranked = bars.with_column("rank", F.sum_of("count").over(upwards)).with_column(
-        "total", F.sum_of("count").over(Window.of(*keys))
+        "total", F.sum_of("count").over(RowWindow.of(*keys))
     )
     quantiles = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
     at = [

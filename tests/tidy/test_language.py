@@ -11,7 +11,7 @@ from tidy.language import EXPRESSIONS, PRODUCT, ROOT, counts
 
 pytestmark = pytest.mark.tidy
 
-SHARED_CLASS_NAMES = 2
+SHARED_CLASS_NAMES = 1
 LIMITS = tomllib.loads((ROOT / "tests" / "tidy" / "language.toml").read_text(encoding="utf-8"))
 
 
