@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields
 
 from broker_adapter.runtime.clock import Clock
@@ -133,16 +133,18 @@ class Lease:
             return None
         return self._plan(now_ms, epoch=epoch, is_bound=is_bound)
 
-    def plan_acquisition(self, now_ms: int, *, dead_epoch: int = -1) -> LeaseWrite | None:
+    def plan_acquisition(
+        self, now_ms: int, *, dead_epoch: int = -1, dead_holders: Collection[str] = ()
+    ) -> LeaseWrite | None:
         """Return the write that acquires the lease, or None if it is not free.
 
         A holder with ``dead_epoch`` or an earlier one is certainly dead, and is replaced. Each acquisition has a later
-        epoch, so a process that took over meanwhile is not.
+        epoch, so a process that took over meanwhile is not. ``dead_holders`` are dead as well.
         """
         if self._changed_ms is None:
             return None
-        epoch = self.record.epoch if self.record is not None else 0
-        if epoch > dead_epoch and not self.is_free(now_ms):
+        epoch, holder = (0, "") if self.record is None else (self.record.epoch, self.record.holder)
+        if epoch > dead_epoch and holder not in dead_holders and not self.is_free(now_ms):
             return None
         return self._plan(now_ms, epoch=epoch + 1, is_bound=True)
 
@@ -195,6 +197,7 @@ class LeaseKeeper:
         self._changed = threading.Condition()  # guards all below, and the lease
         self._is_wanted = False
         self._dead_epoch = -1
+        self._dead_holders: Collection[str] = ()
         self._epoch = 0
         self._is_bound = True
         self._is_closed = self._is_reported = False
@@ -210,10 +213,10 @@ class LeaseKeeper:
         for thread in self._threads:
             thread.start()
 
-    def acquire(self, *, dead_epoch: int = -1) -> None:
-        """Acquire the lease as soon as it is free, or its holder has ``dead_epoch`` or an earlier one."""
+    def acquire(self, *, dead_epoch: int = -1, dead_holders: Collection[str] = ()) -> None:
+        """Acquire the lease as soon as it is free, or its holder is dead: see ``Lease.plan_acquisition``."""
         with self._changed:
-            self._is_wanted, self._dead_epoch = True, dead_epoch
+            self._is_wanted, self._dead_epoch, self._dead_holders = True, dead_epoch, dead_holders
             self._changed.notify_all()
 
     def wait_held(self, timeout_s: float) -> bool:
@@ -292,7 +295,7 @@ class LeaseKeeper:
         if self._lease.held_until_ms is not None and (record := self._lease.record) is not None:
             return self._lease.plan_renewal(now_ms, epoch=self._epoch or record.epoch, is_bound=self._is_bound)
         if self._is_wanted and not self._is_reported:
-            return self._lease.plan_acquisition(now_ms, dead_epoch=self._dead_epoch)
+            return self._lease.plan_acquisition(now_ms, dead_epoch=self._dead_epoch, dead_holders=self._dead_holders)
         return None
 
     def _write(self, write: LeaseWrite) -> None:

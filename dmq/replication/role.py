@@ -1,7 +1,8 @@
 """Role of a process: it waits as a standby until it may be the primary, and keeps the lease while it is.
 
 The lease and the log decide the role, not a setting. The directory that wrote the newest epoch continues at once: its
-lock proves that its last process is dead. Any other directory follows the log until the lease is free.
+lock proves that its last process is dead. Any other directory follows the log until the lease is free. It is free if a
+process of the same directory holds it: each process records its id in the directory first.
 
 A standby registers itself in the object store. While one is registered, the primary is *bound*: it stops when it cannot
 renew its lease, and never continues without the log. A standby takes over after a bound primary only. Without a
@@ -139,7 +140,7 @@ class Primacy:
         self._keeper.start()
         cell = Cell(self._data)
         try:
-            return self._wait(cell, on_standby, may_begin=may_begin)
+            return self._wait(cell, on_standby, cell.add_holder(self._holder), may_begin=may_begin)
         finally:
             cell.close()
 
@@ -163,7 +164,7 @@ class Primacy:
         if is_complete:
             self._keeper.close()
 
-    def _wait(self, cell: Cell, on_standby: Callable[[], None], *, may_begin: bool) -> bool:
+    def _wait(self, cell: Cell, on_standby: Callable[[], None], dead_holders: list[str], *, may_begin: bool) -> bool:
         standby: Standby | None = None
         is_reported = False
         try:
@@ -174,7 +175,8 @@ class Primacy:
                         role = role_of(read_directory(cell), end, is_copy=cell.is_copy, place=self._objects.url)
                         if role is Role.BEGIN and not may_begin:
                             raise StartRefused(f"the log at {self._objects.url} is empty, and --standby begins none")
-                        self._keeper.acquire(dead_epoch=end.epoch if end is not None and role is Role.CONTINUE else -1)
+                        dead_epoch = end.epoch if end is not None and role is Role.CONTINUE else -1
+                        self._keeper.acquire(dead_epoch=dead_epoch, dead_holders=dead_holders)
                         if role is not Role.STANDBY:
                             if self._keeper.wait_held(_LOOK_S):
                                 return False

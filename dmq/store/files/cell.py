@@ -4,6 +4,7 @@
 <data>/CELL       written once the store exists: format version, cell id, and whether it is a copy that was never
                   opened. If it exists, a missing database is damage
 <data>/CLOSED     exists only after a clean shutdown: names and sizes of the database's files, checked on opening
+<data>/HOLDERS    ids of processes that may hold the lease of the replication log
 <data>/rocksdb/   the database
 <data>/BALLAST    reserved space for acks on a full disk (``dmq.store.files.disk``)
 """
@@ -36,16 +37,20 @@ from dmq.store.files.durable import make_directory, sync_directory
 from dmq.store.schema.files import (
     CELL_FILE,
     CLOSED_FILE,
+    HOLDERS_FILE,
     Marker,
     decode_closed,
+    decode_holders,
     decode_marker,
     encode_closed,
+    encode_holders,
     encode_marker,
 )
 from dmq.store.schema.identity import StorePlace
 from dmq.store.schema.keys import FORMAT_VERSION
 
 _DATA = ("CURRENT", "MANIFEST-")
+_HOLDERS_MAX = 8  # each start adds one, and any of them may have a lease until one start acquires it
 
 
 class Cell:
@@ -114,6 +119,22 @@ class Cell:
         """
         with suppress(OSError):
             self._write(self._closed, encode_closed(self._files()))
+
+    def add_holder(self, holder: str) -> list[str]:
+        """Record the id under which this process may hold a lease, and return those of earlier processes.
+
+        The lock proves that these are dead. A copy of the directory has none: their processes may live. An error, as on
+        a full disk, is ignored: a start then waits for the end of the lease.
+        """
+        path, earlier = self.path / HOLDERS_FILE, list[str]()
+        with suppress(OSError, ValueError):
+            earlier = decode_holders(path.read_text(encoding="utf-8"), path.stat().st_ino)[-_HOLDERS_MAX:]
+        with suppress(OSError):
+            part = path.with_suffix(".part")
+            part.unlink(missing_ok=True)
+            part.touch()
+            self._write(path, encode_holders([*earlier, holder], part.stat().st_ino))
+        return earlier
 
     def close(self) -> None:
         """Release the lock. Idempotent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -39,10 +40,11 @@ class Host:
         """Read the register."""
         self.lease.note_read(self.register.found, at_ms + self.offset_ms)
 
-    def acquire(self, at_ms: int, *, dead_epoch: int = -1) -> bool:
+    def acquire(self, at_ms: int, *, dead_epoch: int = -1, dead_holders: Collection[str] = ()) -> bool:
         """Read, and acquire the lease if that is allowed."""
         self.read(at_ms)
-        write = self.lease.plan_acquisition(at_ms + self.offset_ms, dead_epoch=dead_epoch)
+        now_ms = at_ms + self.offset_ms
+        write = self.lease.plan_acquisition(now_ms, dead_epoch=dead_epoch, dead_holders=dead_holders)
         if write is not None:
             self.lease.note_answer(write, self.register.put(write), at_ms + self.offset_ms)
         return self.is_held(at_ms)
@@ -218,6 +220,16 @@ def test_a_damaged_lease_is_replaced_by_an_operator_alone(register: Register, da
     assert not standby.acquire(0)
     assert not standby.acquire(10 * TERM_MS)
     assert standby.acquire(10 * TERM_MS, dead_epoch=2)
+
+
+def test_a_dead_holder_is_replaced_at_once(register: Register) -> None:
+    """A holder that is known to be dead is replaced within its term, another one is not."""
+    primary, successor = Host("a", register), Host("b", register)
+    assert primary.acquire(0)
+    assert not successor.acquire(1, dead_holders=["c"])
+    assert successor.acquire(2, dead_holders=["c", "a"])
+    primary.read(3)
+    assert primary.is_lost(3)
 
 
 def test_a_newer_record_with_more_fields_is_read() -> None:

@@ -73,11 +73,17 @@ class Directory:
     synced: int = 0
     is_original: bool = False
     is_copy: bool = False
+    holders: list[str] = field(default_factory=list)
 
     @property
     def database(self) -> Directory:
         """The directory has nothing else."""
         return self
+
+    def add_holder(self, holder: str) -> list[str]:
+        """Record the holder of a process, and return those of the earlier ones."""
+        *earlier, _ = self.holders = [*self.holders, holder]
+        return earlier
 
     def write(self, batch: Batch) -> None:
         content, position = (

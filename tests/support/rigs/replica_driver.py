@@ -1,6 +1,7 @@
 """Program that becomes the primary of a replication log, writes some rows, and kills itself at a step.
 
-It notes each answered row in a file, and refuses to begin without the rows that are in it.
+It notes each answered row in a file, and refuses to begin without the rows that are in it. The term of its lease is
+longer than any test.
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
-from functools import wraps
+from contextlib import ExitStack, closing
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 from support.rigs.forked import run_code
 
 from broker_adapter.runtime.clock import SystemClock
+from dmq.errors import ReplicaFenced
 from dmq.replication.base import prune, upload
 from dmq.replication.directory_objects import DirectoryObjects
-from dmq.replication.following import last_segment
 from dmq.replication.log import LogOptions, ReplicationLog
-from dmq.replication.role import Role, role_of
-from dmq.replication.standby import Standby, read_directory
+from dmq.replication.role import Primacy
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.files.cell import Cell
 from dmq.store.schema.keys import Family
@@ -35,6 +35,7 @@ from dmq.store.writer.operations import Put
 
 STEPS: dict[str, tuple[type[Any], str]] = {
     "put": (DirectoryObjects, "create"),
+    "lease": (DirectoryObjects, "replace"),
     "removal": (DirectoryObjects, "delete"),
     "local write": (RocksEngine, "write"),
     "sync": (RocksEngine, "sync"),
@@ -44,6 +45,7 @@ STEPS: dict[str, tuple[type[Any], str]] = {
 PREFIX = b"~"
 _TESTS = Path(__file__).resolve().parents[2]
 _ROWS_MAX = 1_000_000
+_TERM_MS = 3_600_000
 _CLOCK = SystemClock()
 
 
@@ -74,9 +76,17 @@ def main() -> None:
     if step:
         _kill_at(*STEPS[step], occurrence, is_after=is_after)
     rng, objects = random.Random(seed), open_copy(folder)
-    _become_primary(objects, data)
     log = ReplicationLog(objects, _CLOCK, LogOptions(is_sync=True), lambda start: _make_base(objects, start))
-    with closing(Store.open(data, _CLOCK, batch_log=log)) as store:
+    with ExitStack() as stack:
+        primacy = Primacy(
+            *(objects, objects, _CLOCK, data),
+            address="driver:8081",
+            term_ms=_TERM_MS,
+            on_lost=lambda reason: log.refuse(ReplicaFenced(reason)),
+        )
+        stack.callback(partial(primacy.close, is_complete=True))
+        primacy.wait(may_begin=True)
+        store = stack.enter_context(closing(Store.open(data, _CLOCK, batch_log=log)))
         rows = store.scan(Family.META, PREFIX, b"\xff", limit=_ROWS_MAX).rows
         lost = answered(folder) - {key[len(PREFIX) :] for key, _ in rows}
         assert not lost, f"answered and lost: {lost}"
@@ -88,16 +98,6 @@ def main() -> None:
         if rng.random() < 0.2:
             _make_base(objects, LogStart(store.identity.number, store.boot, data, store.checkpoint))
             prune(objects, _CLOCK.now_ms(), needs_verified=False)
-
-
-def _become_primary(objects: DirectoryObjects, data: Path) -> None:
-    with closing(Cell(data)) as cell:
-        last = last_segment(objects)
-        end = last.head if last is not None else None
-        if role_of(read_directory(cell), end, is_copy=cell.is_copy, place=objects.url) is Role.STANDBY:
-            with closing(Standby(objects, cell, _CLOCK)) as standby:
-                standby.catch_up()
-                standby.promote()
 
 
 def _make_base(objects: DirectoryObjects, start: LogStart) -> int:

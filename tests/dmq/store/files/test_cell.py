@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -293,3 +295,20 @@ def test_a_marker_that_cannot_be_written_leaves_nothing_open(tmp_path: Path, mon
     store = open_store(tmp_path / "cell")
     assert store.scan(Family.QUEUE, b"", END, limit=1).rows == []
     store.close()
+
+
+def test_earlier_holders_of_the_directory_are_dead(tmp_path: Path) -> None:
+    """Each process finds those before it. A copy has none, since its processes may live; nor has a damaged file."""
+    original, copy = tmp_path / "original", tmp_path / "copy"
+
+    def add(path: Path, holder: str) -> list[str]:
+        with closing(Cell(path)) as cell:
+            return cell.add_holder(holder)
+
+    assert [add(original, each) for each in "abc"] == [[], ["a"], ["a", "b"]]
+    assert add(original, "d" * 20)[-1] == "c"
+    assert [len(add(original, "e")) for _ in range(9)][-1] == 8
+    shutil.copytree(original, copy)
+    assert add(copy, "f") == []
+    (original / "HOLDERS").write_text("{", encoding="utf-8")
+    assert [add(original, each) for each in "gh"] == [[], ["g"]]
