@@ -31,7 +31,7 @@ def broken(load: HistoryLoad) -> list[str]:
 def test_histories_across_takeovers_are_linearizable(tmp_path: Path) -> None:
     """Sends, recalls, reschedules and acknowledgements of the same messages at once, over kills of the primary."""
     print(f"DMQ_TEST_SEED={SEED} rounds={ROUNDS}")
-    with closing(Pair(tmp_path)) as pair, HistoryLoad(pair.front.address, SEED) as load:
+    with closing(Pair(tmp_path)) as pair, pair.managed(), HistoryLoad(pair.front.address, SEED) as load:
         for _ in range(ROUNDS):
             threading.Event().wait(_ROUND_S)
             pair.lose()

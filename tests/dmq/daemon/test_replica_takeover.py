@@ -65,13 +65,13 @@ def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
         stack.callback(server.kill)
         pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", server.environment())))
         load = stack.enter_context(closing(Load(pair.front.address, SEED)))
-        for _ in range(ROUNDS):
-            wait_for_sends(load.ledger, rng.randint(50, 300))
-            pair.lose()
-        load.end_sending()
-        pair.primary.kill()  # leases end here: a renewed one lasts as long as its receiver
-        pair.take_over()
-        load.drain(_DRAIN_S_MAX)
+        with pair.managed():
+            for _ in range(ROUNDS):
+                wait_for_sends(load.ledger, rng.randint(50, 300))
+                pair.lose()
+            load.end_sending()
+            pair.end_with_successor()  # leases end here: a renewed one lasts as long as its receiver
+            load.drain(_DRAIN_S_MAX)
         pair.primary.stop()
         assert_kept(load, pair.primary.data)
         done = run_command("replica", "check", "--replica-url", pair.url, env=server.environment())
@@ -100,15 +100,12 @@ def test_a_stopped_primary_under_load_loses_nothing(tmp_path: Path) -> None:
     """SIGSTOP, takeover, SIGCONT under load: the old primary always ends as fenced, and no OK of it was lost."""
     pair = Pair(tmp_path)
     with closing(pair), closing(Load(pair.front.address, SEED)) as load:
-        for _ in range(ROUNDS):
-            wait_for_sends(load.ledger, 100)
-            pair.primary.signal(signal.SIGSTOP)
-            pair.take_over()
-            pair.standby.signal(signal.SIGCONT)
-            assert pair.standby.wait(60) == 8
-            pair.wait_for_standby(pair.standby)
-        load.end_sending()
-        load.drain(_DRAIN_S_MAX)
+        with pair.managed():
+            for _ in range(ROUNDS):
+                wait_for_sends(load.ledger, 100)
+                pair.suspend()
+            load.end_sending()
+            load.drain(_DRAIN_S_MAX)
         pair.standby.kill()
         pair.primary.stop()
         assert_kept(load, pair.primary.data)
@@ -151,6 +148,34 @@ def test_a_fenced_primary_answers_unavailable(tmp_path: Path) -> None:
         assert end.code() is grpc.StatusCode.UNAVAILABLE
 
 
+def test_indexed_properties_are_found_after_a_takeover_and_a_restore(tmp_path: Path) -> None:
+    """The successor, and a store restored from the copy, find the same messages by the value of a user property."""
+
+    def found(daemon: Daemon) -> Any:  # noqa: ANN401 - JSON
+        listed = run_command("find", "customer=7", "--json", "--address", daemon.address)
+        assert listed.returncode == 0, listed.stderr
+        return json.loads(listed.stdout)["matches"]
+
+    pair = Pair(tmp_path)
+    with closing(pair), WireClient(pair.primary.address) as client:
+        topic = ("topic", "set", "orders", "--address", pair.primary.address)
+        assert run_command("topic", "create", *topic[2:]).returncode == 0
+        assert run_command(*topic, "--index-property", "customer").returncode == 0
+        for message_id, customer, deliver_at_ms in (("0A", "7", 0), ("0B", "7", 2**41), ("0C", "8", 0)):
+            message = a_message("orders", message_id, deliver_at_ms=deliver_at_ms, properties={"customer": customer})
+            assert client.send(message).status.code == wire.OK
+        before = found(pair.primary)
+        assert sorted((each["message_id"], each["state"]) for each in before) == [("0A", "queued"), ("0B", "waiting")]
+        pair.primary.stop()
+        pair.take_over()
+        assert found(pair.primary) == before
+        restored = tmp_path / "restored"
+        done = run_command("replica", "restore", "--replica-url", pair.url, "--data", str(restored))
+        assert done.returncode == 0, done.stderr
+        with Daemon(restored) as daemon:
+            assert found(daemon) == before
+
+
 def test_an_upgrade_of_a_pair_to_a_new_format_loses_nothing(tmp_path: Path) -> None:
     """The standby is upgraded first; while it is stopped it is not registered. The older version does not follow the
     newer format, and joins once upgraded.
@@ -165,14 +190,14 @@ def test_an_upgrade_of_a_pair_to_a_new_format_loses_nothing(tmp_path: Path) -> N
         create("before")
         pair.standby.stop()
         assert open_objects(pair.url).list("standbys/") == []
-        pair.standby = pair.wait_for_standby(pair.upgraded(pair.standby))
+        pair.wait_for_standby(pair.upgraded(pair.standby))
         create("mixed")
         pair.primary.stop()
         pair.take_over()
         create("after")
         assert pair.standby.spawn().wait(60) != 0
         assert f"format version {FORMAT_VERSION + 1}, this Rock-DMQ knows {FORMAT_VERSION}" in pair.standby.log()
-        pair.standby = pair.wait_for_standby(pair.upgraded(pair.standby))
+        pair.wait_for_standby(pair.upgraded(pair.standby))
         pair.primary.stop()
         shutil.rmtree(pair.primary.data)
         pair.take_over()

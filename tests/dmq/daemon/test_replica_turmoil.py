@@ -69,13 +69,12 @@ def test_takeovers_with_everything_in_flight(tmp_path: Path, has_faults: bool) -
         env = server.environment(proxy.port) | {"DMQ_TRAIL": "auto", "DMQ_TRAIL_EVERY": "1s"}
         env |= {"DMQ_REPLICA_LEASE": f"{_LEASE_S}s", "DMQ_REPLICA_BASE_EVERY": "1m"}
         pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", env)))
-        with PairTurmoil(pair, tmp_path) as turmoil:
+        with PairTurmoil(pair, tmp_path) as turmoil, pair.managed():
             for _ in range(ROUNDS):
                 proxy.plan = plan_of(random.Random(SEED), faults) if has_faults else None
                 threading.Event().wait(_ROUND_S)
                 pair.lose()
             proxy.plan = None
-            pair.settle()
             turmoil.calm()
             unexplained = turmoil.unexplained()
         books = turmoil.books
