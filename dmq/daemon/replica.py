@@ -114,7 +114,7 @@ class Replica:
             start=start,
         )
         self._keeper.start()
-        self._primacy.lead(store.boot, store.cell_id, self.batch_log.bind)
+        self._primacy.lead(store.boot, store.cell_id, self.batch_log.bind, lambda: store.stalled_s)
 
     def _fetch_trail(self) -> None:
         """Fetch the trail of the primary, so that a takeover waits for its last files only."""

@@ -25,6 +25,7 @@ LEASE = "lease"
 _RENEWALS = 4  # attempts within one term
 _POLLS = 10  # reads of an observer within one term
 _RETRY_S = 0.2
+_STALLED = "a write to the local disk takes longer than the term"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +124,16 @@ class Lease:
         if not is_same:  # all older writes are refused from now on
             self._in_doubt.clear()
 
-    def plan_renewal(self, now_ms: int, *, epoch: int, is_bound: bool) -> LeaseWrite | None:
-        """Return the next write of the holder, or None if it is not due."""
+    def plan_renewal(self, now_ms: int, *, epoch: int, is_bound: bool, is_stalled: bool = False) -> LeaseWrite | None:
+        """Return the next write of the holder, or None if it is not due.
+
+        A holder with a store that ``is_stalled`` renews nothing. It only publishes a changed epoch or promise.
+        """
         record = self.record
         if record is None or self.held_until_ms is None or self.is_lost(now_ms):
             return None
         is_current = (record.epoch, record.is_bound) == (epoch, is_bound)
-        if is_current and now_ms - self._renewed_ms < self.term_ms // _RENEWALS:
+        if is_current and (is_stalled or now_ms - self._renewed_ms < self.term_ms // _RENEWALS):
             return None
         return self._plan(now_ms, epoch=epoch, is_bound=is_bound)
 
@@ -198,6 +202,8 @@ class LeaseKeeper:
         self._is_wanted = False
         self._dead_epoch = -1
         self._dead_holders: Collection[str] = ()
+        self._stalled_s: Callable[[], float] = lambda: 0.0
+        self._is_stalled = False
         self._epoch = 0
         self._is_bound = True
         self._is_closed = self._is_reported = False
@@ -218,6 +224,14 @@ class LeaseKeeper:
         with self._changed:
             self._is_wanted, self._dead_epoch, self._dead_holders = True, dead_epoch, dead_holders
             self._changed.notify_all()
+
+    def depend_on(self, stalled_s: Callable[[], float]) -> None:
+        """Renew the lease only while no write of the store has taken the term or longer: see ``Store.stalled_s``.
+
+        Otherwise a primary with a stalled disk would keep its standby waiting.
+        """
+        with self._changed:
+            self._stalled_s = stalled_s
 
     def wait_held(self, timeout_s: float) -> bool:
         """Return True once this process is the holder, False after the timeout."""
@@ -293,10 +307,19 @@ class LeaseKeeper:
     def _due(self) -> LeaseWrite | None:
         now_ms = self._clock.boot_ms()
         if self._lease.held_until_ms is not None and (record := self._lease.record) is not None:
-            return self._lease.plan_renewal(now_ms, epoch=self._epoch or record.epoch, is_bound=self._is_bound)
+            epoch, is_stalled = self._epoch or record.epoch, self._note_stall()
+            return self._lease.plan_renewal(now_ms, epoch=epoch, is_bound=self._is_bound, is_stalled=is_stalled)
         if self._is_wanted and not self._is_reported:
             return self._lease.plan_acquisition(now_ms, dead_epoch=self._dead_epoch, dead_holders=self._dead_holders)
         return None
+
+    def _note_stall(self) -> bool:
+        stalled_s = self._stalled_s()
+        is_stalled = stalled_s * 1000 >= self._lease.term_ms
+        if is_stalled and not self._is_stalled and self._is_bound:
+            log.error("lease_not_renewed", url=self._objects.url, why=_STALLED, seconds=round(stalled_s, 1))
+        self._is_stalled = is_stalled
+        return is_stalled
 
     def _write(self, write: LeaseWrite) -> None:
         etag = self._objects.replace(LEASE, write.record.encode(), write.etag)
@@ -335,5 +358,6 @@ class LeaseKeeper:
         elif self._lease.held_until_ms is None and record is not None:
             reason = f"another process holds the lease: {record.address or record.holder}"
         else:
-            reason = "the lease was not renewed within its term" + (f": {self._error}" if self._error else "")
+            why = _STALLED if self._is_stalled else self._error
+            reason = "the lease was not renewed within its term" + (f": {why}" if why else "")
         self._on_lost(reason)

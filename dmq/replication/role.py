@@ -150,8 +150,12 @@ class Primacy:
         with suppress(ReplicaUnavailable):
             self._registers.delete([_STANDBYS + self._holder])
 
-    def lead(self, epoch: int, cell_id: str, bind: Callable[[bool], None]) -> None:
-        """Publish the open store. ``bind`` is called with True before a standby may take over."""
+    def lead(self, epoch: int, cell_id: str, bind: Callable[[bool], None], stalled_s: Callable[[], float]) -> None:
+        """Publish the open store. ``bind`` is called with True before a standby may take over.
+
+        The lease is renewed only while ``stalled_s``, as of ``Store.stalled_s``, is less than its term.
+        """
+        self._keeper.depend_on(stalled_s)
         arguments = (epoch, cell_id, bind)
         self._thread = threading.Thread(target=self._watch, args=arguments, name="dmq-standbys", daemon=True)
         self._thread.start()

@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from support.effort import EFFORT
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.frozen_disk import FrozenDisk, Pauses, mounted
 from support.rigs.hook import AWAY
+from support.rigs.replica_pair import Pair
 from support.rigs.spool import QUIET
 from support.rigs.spool_driver import PATIENCE_S, command, lines, take_all
 
 from broker_adapter.wire import rocketmq_v2 as wire
+from dmq.daemon.run import EXIT_FENCED
 from dmq.producer_store.spool import Spool
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
@@ -149,6 +152,27 @@ def test_a_daemon_reports_the_stall_and_answers_in_time(disk: FrozenDisk, tmp_pa
         daemon.restart()
         received = {each.message_id for each in client.drain("orders", "billing", 3)}
         assert received == {"before", "held", "after"}
+
+
+def test_a_standby_replaces_a_primary_whose_disk_stalls(disk: FrozenDisk, tmp_path: Path) -> None:
+    """The primary renews no lease during the stall, answers nothing OK after it, and ends as fenced. The write that
+    waited for the disk is at the successor.
+    """
+    with closing(Pair(tmp_path, data=disk.path / "data")) as pair, WireClient(pair.primary.address) as client:
+        stalled = pair.primary
+        assert client.send(a_message("orders", "before")).status.code == wire.OK
+        with disk.frozen(3 * FREEZE_S_MAX):
+            with pytest.raises(grpc.RpcError):
+                client.send(a_message("orders", "held"), deadline_s=1)
+            pair.take_over()
+            assert stalled.wait_for("lease_not_renewed", timeout_s=PATIENCE_S)
+            assert stalled.wait_for("fenced", timeout_s=PATIENCE_S)
+            with pytest.raises(grpc.RpcError):
+                client.send(a_message("orders", "late"), deadline_s=1)
+        assert stalled.wait(FREEZE_S_MAX) == EXIT_FENCED
+        with WireClient(pair.primary.address) as successor:
+            received = {each.message_id for each in successor.drain("orders", "billing", 2)}
+        assert received == {"before", "held"}
 
 
 def health_of(daemon: Daemon, service: str = "") -> int:

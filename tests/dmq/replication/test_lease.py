@@ -49,13 +49,13 @@ class Host:
             self.lease.note_answer(write, self.register.put(write), at_ms + self.offset_ms)
         return self.is_held(at_ms)
 
-    def renewal(self, at_ms: int, *, is_bound: bool = True) -> LeaseWrite | None:
+    def renewal(self, at_ms: int, *, is_bound: bool = True, is_stalled: bool = False) -> LeaseWrite | None:
         """Return the renewal that is due."""
-        return self.lease.plan_renewal(at_ms + self.offset_ms, epoch=2, is_bound=is_bound)
+        return self.lease.plan_renewal(at_ms + self.offset_ms, epoch=2, is_bound=is_bound, is_stalled=is_stalled)
 
-    def renew(self, at_ms: int, *, is_bound: bool = True) -> bool:
+    def renew(self, at_ms: int, *, is_bound: bool = True, is_stalled: bool = False) -> bool:
         """Renew the lease if that is due and allowed."""
-        write = self.renewal(at_ms, is_bound=is_bound)
+        write = self.renewal(at_ms, is_bound=is_bound, is_stalled=is_stalled)
         if write is None:
             return False
         self.lease.note_answer(write, self.register.put(write), at_ms + self.offset_ms)
@@ -230,6 +230,20 @@ def test_a_dead_holder_is_replaced_at_once(register: Register) -> None:
     assert successor.acquire(2, dead_holders=["c", "a"])
     primary.read(3)
     assert primary.is_lost(3)
+
+
+def test_a_stalled_holder_renews_nothing(register: Register) -> None:
+    """Its term ends and a standby takes over. It renews again if the stall ends in time, and publishes its promise."""
+    primary, standby = Host("a", register), Host("b", register)
+    assert primary.acquire(0)
+    assert primary.renew(1, is_bound=False, is_stalled=True)
+    assert primary.renew(2, is_stalled=True)
+    assert not primary.renew(5_000, is_stalled=True)
+    assert primary.renew(6_000)
+    assert not standby.acquire(6_001)
+    assert not primary.renew(15_999, is_stalled=True)
+    assert primary.is_lost(16_000)
+    assert standby.acquire(16_001)
 
 
 def test_a_newer_record_with_more_fields_is_read() -> None:

@@ -3,7 +3,8 @@
 The replication log, the lease, the roles and the standbys are those of the product, with their threads. The object
 store, the clocks and the directories are simulated. Requests and answers are delayed, reordered, lost and refused; a
 request may arrive after its sender gave up. Hosts crash between any two steps, stop and continue, end in order, and
-lose their directories. Operators promote a standby of a live primary. The clocks of the hosts are hours apart.
+lose their directories. Disks stall. Operators promote a standby of a live primary. The clocks of the hosts are hours
+apart.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from dmq.store.writer.batch_log import LogMoved, LogStart
 TERM_MS = 1_000
 _TIMEOUT_MS = 300
 _LATE_MS_MAX = 3_000
+_STALLS = 0.005  # of the writes
 _STORE = 7
 _ROW = b"row"
 _REFUSED = object()
@@ -287,6 +289,7 @@ class Host:
         self._offset_ms = self._rng.randint(-3_600_000, 3_600_000)
         self.lease: Lease | None = None
         self._is_ending = False
+        self._began_ms: int | None = None  # of the write at the disk
         self.start()
 
     def is_holder(self) -> bool:
@@ -295,7 +298,7 @@ class Host:
 
     def start(self) -> None:
         """Start a process on the directory."""
-        self._is_ending = False
+        self._is_ending, self._began_ms = False, None
         self.process = Process(self._scheduler, self, self._offset_ms)
         self.process.start(self._live)
 
@@ -352,7 +355,7 @@ class Host:
         )
         primacy.wait(may_begin=True)
         epoch = self._open(log, directory)
-        primacy.lead(epoch, "", log.bind)
+        primacy.lead(epoch, "", log.bind, self._stalled_s)
         try:
             while not self._is_ending:
                 self._write(log, directory)
@@ -383,11 +386,16 @@ class Host:
         batch = Batch()
         batch.puts.append((Family.META, _ROW, content))
         log.append(batch, opens=opens)
-        wait_ms(self._rng.randint(0, 2))
+        self._began_ms = self._scheduler.now_ms
+        wait_ms(self._rng.randint(0, 4 * TERM_MS if self._rng.random() < _STALLS else 2))
         directory.write(batch)
         wait_ms(self._rng.randint(0, 2))
         directory.sync()
+        self._began_ms = None
         return content
+
+    def _stalled_s(self) -> float:
+        return 0.0 if self._began_ms is None else (self._scheduler.now_ms - self._began_ms) / 1000
 
 
 def _no_base(start: LogStart) -> int:
