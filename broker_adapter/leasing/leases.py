@@ -368,12 +368,12 @@ class MemberLeases:
     def _tell_failure(self, held: HeldDelivery, error: Exception) -> None:
         if not isinstance(error, BrokerError):  # already logged
             message_id = held.received.message.message_id
-            _log.error("not_sent_back", message_id=message_id, error=f"{type(error).__name__}: {error}")
+            _log.error("send_back_failed", message_id=message_id, error=f"{type(error).__name__}: {error}")
 
     async def _put_off(self, held: HeldDelivery) -> None:
         unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # ``put`` adds one
         if await self._for.failures.put(unfailed, _UNWANTED_LEVEL):
-            _log.info("unwanted_retry_put_off", group=self._for.group, topic=held.topic)
+            _log.info("retry_postponed", group=self._for.group, topic=held.topic)
             self._finish(held)
         else:
             held.is_leaving = False

@@ -172,7 +172,7 @@ class PoppedBroker:
     def _sent_one_way(self, task: asyncio.Task[QueueReceipt]) -> None:
         self._one_way.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.warning("message_lost", what="it was sent one way", error=f"{type(error).__name__}: {error}")
+            _log.warning("one_way_send_failed", what="it was sent one way", error=f"{type(error).__name__}: {error}")
 
     async def recall(self, topic: str, recall_handle: str) -> str:
         """Implement ``ClassicBroker.recall``."""

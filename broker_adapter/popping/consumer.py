@@ -116,7 +116,7 @@ class PopConsumer:
         self._settings = self._broker.group_settings(self.group, topics)
         if self._options.in_order and not self._settings.is_fifo:
             why = "the broker does not serve the group in order: set it there, or messages may overtake each other"
-            _log.warning("group_not_in_order", group=self.group, why=why)
+            _log.warning("group_not_fifo", group=self.group, why=why)
 
     async def _receive_again(self, wanted: Subscription) -> None:
         while True:
@@ -215,7 +215,7 @@ class PopConsumer:
             results = await self._broker.ack(self.group, work[0][0].topic, [each.receipt_handle for each, _ in work])
             for (delivery, _), error in zip(work, results, strict=True):
                 if isinstance(error, Refused):
-                    _log.warning("not_acknowledged", message_id=delivery.message_id, error=str(error))
+                    _log.warning("ack_failed", message_id=delivery.message_id, error=str(error))
                 elif error is not None:
                     raise error  # repeat all: repeated acknowledgements succeed
 
@@ -249,7 +249,7 @@ class PopConsumer:
             try:
                 await tell()
             except BrokerError as error:
-                _log.warning("delivery_not_settled", message_id=delivery.message_id, error=str(error))
+                _log.warning("settlement_failed", message_id=delivery.message_id, error=str(error))
                 if isinstance(error, Refused) or self._closing.is_set():
                     return  # it is redelivered at the expiry of its lease
             else:

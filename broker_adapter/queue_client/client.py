@@ -144,7 +144,7 @@ class Client(AbstractAsyncContextManager["Client"]):
     def _started(self, task: asyncio.Task[None]) -> None:
         self._starting.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("consumer_not_started", error=f"{type(error).__name__}: {error}")
+            _log.error("consumer_start_failed", error=f"{type(error).__name__}: {error}")
 
     async def close(self) -> None:
         """Close consumers, producers and connections, in this order."""

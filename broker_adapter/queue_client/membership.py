@@ -195,6 +195,6 @@ class Membership:
             try:
                 await self.refresh(topic)
             except BrokerUnavailable as error:
-                _log.warning("route_not_refreshed", topic=topic, error=str(error))
+                _log.warning("route_refresh_failed", topic=topic, error=str(error))
             except BrokerError as error:
                 _log.error("route_refused", topic=topic, error=str(error))

@@ -171,7 +171,7 @@ class RemotingBroker:
         try:
             await self._everywhere(Operation.LEAVE, fields)
         except BrokerError as error:
-            _log.info("leave_not_heard", group=producer or consumer, error=str(error))
+            _log.info("unregister_failed", group=producer or consumer, error=str(error))
 
     async def members(self, group: str, topic: str) -> Sequence[str]:
         """Return the client ids of a group, sorted, from the first master of ``topic`` that answers."""
@@ -385,7 +385,7 @@ class RemotingBroker:
             try:
                 address = await self._calls.master(broker, held[0].topic)
             except BrokerUnavailable as error:
-                _log.warning("no_master", broker=broker, error=str(error))
+                _log.warning("master_not_found", broker=broker, error=str(error))
                 continue
             found.append((address, lock_body(group, self._client_id, held)))
         return found
@@ -421,7 +421,7 @@ def _answers(found: Sequence[_Found | BaseException], what: str) -> Sequence[_Fo
     """Return the answers of several brokers; log the brokers that failed."""
     for each in found:
         if isinstance(each, BrokerError):
-            _log.warning("broker_passed_over", what=what, error=str(each))
+            _log.warning("broker_skipped", what=what, error=str(each))
         elif isinstance(each, BaseException):
             raise each
     return [each for each in found if not isinstance(each, BaseException)]

@@ -88,12 +88,12 @@ class KeyFile:
                 if self._keys is None:
                     raise
                 if self.tells:
-                    log.error("access_keys_not_read", error=str(error), still="the ones before")  # noqa: TRY400
+                    log.error("access_keys_load_failed", error=str(error), still="the ones before")  # noqa: TRY400
                 self.problem = f"{error}; the access keys before it count"
             else:
                 self.problem = ""
                 if self.tells:
-                    log.info("access_keys_read", path=str(self.path), keys=len(self._keys.by_name))
+                    log.info("access_keys_loaded", path=str(self.path), keys=len(self._keys.by_name))
         return self._keys
 
 

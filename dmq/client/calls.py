@@ -190,7 +190,7 @@ class DaemonCalls:
             try:
                 work()
             except Exception:  # no error may end the thread, or no callback runs any more
-                log.exception("answer_not_told")
+                log.exception("answer_callback_failed")
 
     def _settle(self, done: Any, told: Told) -> None:  # noqa: ANN401 - grpc.Future has no useful type
         try:

@@ -104,6 +104,6 @@ class Setup:
             if group is None or group.is_default_policy:
                 client.set_group(GROUP, policy=_POLICY)
             elif group.policy.max_attempts < MAX_ATTEMPTS_LIMIT:
-                log.warning("group_gives_up_early", group=GROUP, max_attempts=group.policy.max_attempts)
+                log.warning("group_attempts_too_few", group=GROUP, max_attempts=group.policy.max_attempts)
         with self._lock:
             self._has_group = True

@@ -153,7 +153,7 @@ class Forwarder:
             except Refused:  # the topic was removed
                 break
             except (BrokerError, StoreError) as error:
-                log.warning("lane_cannot_read", topic=topic, error=str(error))
+                log.warning("lane_read_failed", topic=topic, error=str(error))
                 await asyncio.sleep(_FAILED_PAUSE_S)
             else:
                 break

@@ -124,7 +124,7 @@ class RetriesHere:
         for each in deliveries:
             if not each.message_group and each.delivery_attempt > 1:
                 if await self._is_here(group, each):
-                    log.info("known_at_both", group=asked.group, topic=each.topic, message_id=each.message_id)
+                    log.info("duplicate_retry", group=asked.group, topic=each.topic, message_id=each.message_id)
                     self._finish_there(asked.group, each)
                     continue
                 if each.delivery_attempt > max_attempts:
@@ -157,7 +157,7 @@ class RetriesHere:
                 continue
             if len(self._held) >= HELD_MAX or self.held_bytes + len(each.payload) > HELD_BYTES_MAX:
                 if not self._is_full:
-                    log.warning("retries_left_to_the_cluster", group=asked.group, held=len(self._held))
+                    log.warning("retries_left_to_cluster", group=asked.group, held=len(self._held))
                 self._is_full = True
                 return
             lasts_ms = AUTO_RENEW_INVISIBLE_MS if asked.renew_for else each.invisible_ms
@@ -314,7 +314,7 @@ class RetriesHere:
                 return False
             await self._local.failures.take_over(group, topic, delivery, failure, attempts_told=attempts_told)
         except (BrokerError, StoreError) as error:  # a copy may exist: it is found at the next delivery
-            log.warning("not_taken_over", group=group.name, topic=delivery.topic, why=str(error))
+            log.warning("retry_takeover_failed", group=group.name, topic=delivery.topic, why=str(error))
             self._moved.pop(handle, None)
             return False
         self.taken_over_total += 1
@@ -336,7 +336,7 @@ class RetriesHere:
             if error is None or isinstance(error, Refused):
                 break
         if error is not None:
-            log.info("not_finished_there", group=group, message_id=delivery.message_id, why=str(error))
+            log.info("cluster_ack_failed", group=group, message_id=delivery.message_id, why=str(error))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -346,7 +346,7 @@ class RetriesHere:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("take_over_failed", exc_info=error)
+            log.error("retry_takeover_failed", exc_info=error)
 
 
 def _given_back(handle: str) -> Refused:

@@ -146,7 +146,7 @@ class TopicForwarder:
                 log.info("lane_ended", topic=self.topic, why=str(refused))
                 return
             except (BrokerError, StoreError) as error:
-                log.error("lane_cannot_read", topic=self.topic, error=str(error))  # noqa: TRY400
+                log.error("lane_read_failed", topic=self.topic, error=str(error))  # noqa: TRY400
                 await asyncio.sleep(_STORE_PAUSE_S)
                 continue
             self._was_read = True

@@ -143,12 +143,12 @@ class ClusterSide:
         if self._adapter.is_away:
             if not self._away_since_ms:
                 self._away_since_ms = self._clock.now_ms()
-                log.warning("cluster_away")
+                log.warning("cluster_unreachable")
                 self._forwarder.away()
             return
         if self._away_since_ms:
             self._away_since_ms = 0
-            log.info("cluster_back")
+            log.info("cluster_reachable")
             self._forwarder.back()
         if is_return:
             self._forwarder.try_now()
@@ -157,7 +157,7 @@ class ClusterSide:
 
 
 def _log_misplaced(address: str, why: str) -> None:
-    log.error("wrong_endpoint", address=address, why=why)
+    log.error("cluster_endpoint_invalid", address=address, why=why)
 
 
 def _adapter_of(config: DaemonConfig, clock: Clock, timeout_ms: int, told: Callable[..., None]) -> Cluster:

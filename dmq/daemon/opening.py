@@ -155,7 +155,7 @@ def exporter_of(config: DaemonConfig, store: Store, objects: ObjectStore | None 
     with suppress(OSError):  # the export reports faults of the folder repeatedly
         make_directory(trail, mode)
     if trail.is_dir() and tighten(trail, mode):
-        log.warning("directory_tightened", path=str(trail), mode=f"{mode:o}")
+        log.warning("directory_mode_restricted", path=str(trail), mode=f"{mode:o}")
     options = ExportOptions(every_s=config.trail_every.total_seconds(), keep=config.trail_keep)
     uploads = TrailUploads(objects) if objects is not None else None
     return Exporter(store, trail.absolute(), options, uploads)
@@ -170,7 +170,7 @@ def close_store(store: Store, exporter: Exporter | None, grace_s: float) -> None
             exporter.close(grace_s)
         store.close()
     except StoreError as error:
-        log.critical("store_not_closed", error=str(error))
+        log.critical("store_close_failed", error=str(error))
         sys.stderr.flush()
 
 

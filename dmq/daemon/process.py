@@ -47,7 +47,7 @@ def run(config: DaemonConfig, sources: Mapping[str, str]) -> int:
             return runner.run(serve(config, clock, sources))
     except (DmqError, ExtraMissing, OSError) as error:
         code = exit_code_of(error)
-        log.critical("not_served", error=with_advice(error), code=code)
+        log.critical("start_failed", error=with_advice(error), code=code)
         return code
     except Exception as error:
         log.critical("crashed", error=f"unexpected {type(error).__name__}: {with_advice(error)}", exc_info=True)

@@ -131,7 +131,7 @@ class Replica:
             if cell := published_cell(self.objects):
                 TrailUploads(self.objects).fetch(Layout(trail.absolute(), cell))
         except (ReplicaUnavailable, OSError, ValueError) as error:
-            log.warning("trail_not_fetched", trail=str(trail), error=str(error))
+            log.warning("trail_fetch_failed", trail=str(trail), error=str(error))
 
     def status(self) -> wire.Replica:
         """Return the current figures; from any thread."""

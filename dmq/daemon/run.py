@@ -248,7 +248,7 @@ async def _activity(store: Store, stack: AsyncExitStack) -> ActivityLog:
 
 def _descriptors(config: DaemonConfig) -> Descriptors:
     parts = share(raise_limit(), config.connections_max)
-    log.info("descriptors", limit=parts.limit, tables_max=parts.tables, connections_max=parts.connections)
+    log.info("descriptor_limits", limit=parts.limit, tables_max=parts.tables, connections_max=parts.connections)
     return parts
 
 

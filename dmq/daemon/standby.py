@@ -268,5 +268,5 @@ def start_metrics(
             raise
         # The default port is not required: a second daemon on the host must not fail because of it.
         server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, remark)
-        log.warning("metrics_port_taken", reason=str(error), instead=str(server.address))
+        log.warning("metrics_port_in_use", reason=str(error), instead=str(server.address))
         return server

@@ -35,5 +35,5 @@ def start_tracing(config: DaemonConfig, cell_id: str, metrics: Metrics, stack: A
     metrics.spans_dropped.follow(lambda: export.dropped_total)
     export.start()
     stack.callback(export.close, config.shutdown_grace_s)
-    log.info("tracing", endpoint=config.otel_endpoint)
+    log.info("tracing_started", endpoint=config.otel_endpoint)
     return export.emit

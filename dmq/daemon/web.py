@@ -114,7 +114,7 @@ async def _open(kind: _Kind, listen: Address, *, is_required: bool) -> list[sock
         if is_required:
             raise AddressInUse(text) from error
         # The default port is not required: a second daemon on the host must not fail because of it.
-        log.warning("web_port_taken", setting=kind.setting, reason=text)
+        log.warning("web_port_in_use", setting=kind.setting, reason=text)
         return await _open(kind, Address(listen.host, 0), is_required=True)
 
 

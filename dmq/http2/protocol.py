@@ -456,7 +456,7 @@ class ClientProtocol(asyncio.Protocol):
         try:
             self._transport.write(data)
         except RuntimeError:  # uvloop raises it for a reset connection; connection_lost is called in the next iteration
-            log.debug("connection_closed_already", peer=self.peer)
+            log.debug("connection_already_closed", peer=self.peer)
 
     def _close(self) -> None:
         fault = self.connection.fault

@@ -120,7 +120,7 @@ class Http2Server:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(partial(ClientProtocol, self, peer), accepted)
         except Exception as error:  # noqa: BLE001 - one connection fails, and the next ones are accepted
-            log.debug("connection_not_made", peer=str(peer), why=f"{type(error).__name__}: {error}")
+            log.debug("connection_failed", peer=str(peer), why=f"{type(error).__name__}: {error}")
             accepted.close()
             self._on_left(address_of(peer))
 

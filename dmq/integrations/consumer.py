@@ -308,7 +308,7 @@ class ConsumerFunction:
         with self._lock:
             self._hanging += 1
         if not self._is_stopping:
-            _log.error("handler_hangs", group=self.group, timeout_s=self._timeout_s, **about)
+            _log.error("handler_timed_out", group=self.group, timeout_s=self._timeout_s, **about)
 
         def returned() -> None:
             with self._lock:
@@ -326,7 +326,9 @@ class ConsumerFunction:
             try:
                 self._client.forward(message)
             except Exception as error:  # noqa: BLE001 - no error of the client is final here
-                _log.warning("dead_letter_not_made", group=self.group, message_id=message.message_id, error=str(error))
+                _log.warning(
+                    "dead_letter_send_failed", group=self.group, message_id=message.message_id, error=str(error)
+                )
             else:
                 return
             self._is_cut.wait(pause_s)
@@ -336,7 +338,7 @@ class ConsumerFunction:
         try:
             self._client.give_back(message)
         except Exception as error:  # noqa: BLE001 - it comes back when its lease ends, with an attempt counted
-            _log.warning("message_not_given_back", message_id=message.message_id, error=str(error))
+            _log.warning("message_return_failed", message_id=message.message_id, error=str(error))
         else:
             self._count("given_back")
 
@@ -457,7 +459,7 @@ def _start(consumer: ConsumerFunction, ending: Ending) -> None:
             raise
         except Exception as error:  # noqa: BLE001 - the client's errors have no base that marks transient ones
             what = f"{type(error).__name__}: {error}"
-            _log.warning("consumer_not_started", group=consumer.group, error=what, client_log=_CLIENT_LOG)
+            _log.warning("consumer_start_failed", group=consumer.group, error=what, client_log=_CLIENT_LOG)
         else:
             return
         ending.wait(pause_s)

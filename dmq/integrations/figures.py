@@ -70,7 +70,7 @@ class SharedFigures:
             try:
                 self._write(self._own())
             except Exception as error:  # noqa: BLE001 - for example a full disk: only the figures are late
-                _log.warning("figures_not_written", folder=str(self._folder), error=f"{type(error).__name__}: {error}")
+                _log.warning("metrics_write_failed", folder=str(self._folder), error=f"{type(error).__name__}: {error}")
 
     def _write(self, text: str) -> None:
         part = self._folder / f"{self._name}.part"

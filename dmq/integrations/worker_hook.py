@@ -93,7 +93,7 @@ class WorkerHook:
         try:
             self.start()
         except Exception as error:  # noqa: BLE001 - the next send raises it
-            _log.error("hook_not_started", error=f"{type(error).__name__}: {error}")
+            _log.error("hook_start_failed", error=f"{type(error).__name__}: {error}")
 
     def send(self, type_name: str, payload: Payload, *, key: str | None = None, uid: bytes | None = None) -> Outcome:
         """See ``Redelivery.send``."""
@@ -187,5 +187,5 @@ def _shared_figures(hook: Redelivery) -> SharedFigures | None:
     try:
         return SharedFigures(Path(folder), hook.render_prometheus) if folder else None
     except OSError as error:  # messages are kept even without metrics
-        _log.error("figures_not_shared", variable=METRICS_DIR, folder=folder, error=str(error))
+        _log.error("metrics_sharing_failed", variable=METRICS_DIR, folder=folder, error=str(error))
         return None

@@ -76,7 +76,7 @@ class Notifier:
                 await self.look()
             except Exception as error:  # any error: a task that ended silently would look like a quiet store
                 is_bug = not isinstance(error, BrokerError | DmqError)
-                log.error("notifications_failed", kind=self.kind, error=str(error), exc_info=is_bug)  # noqa: TRY400
+                log.error("notifier_failed", kind=self.kind, error=str(error), exc_info=is_bug)  # noqa: TRY400
                 self._next_s = self._clock.monotonic_s() + _RETRY_S_MAX
             await asyncio.sleep(LOOK_S)
 

@@ -258,7 +258,7 @@ class Fronts:
         try:
             passing.pass_on(front.sockets, accepted, peer)
         except OSError as error:  # it takes none now, or never again
-            log.debug("connection_not_passed_on", front=front.name, why=error.strerror or str(error))
+            log.debug("connection_handover_failed", front=front.name, why=error.strerror or str(error))
             return False
         front.connections[address_of(peer)] += 1
         return True
@@ -428,7 +428,7 @@ class Fronts:
                     continue
                 owed = front.pings - front.pongs
                 if owed >= patience.pongs_missed_max // (2 if self._ending.is_set() else 1):
-                    log.error("front_hangs", front=front.name, pid=front.pid, pongs_missed=owed)
+                    log.error("front_unresponsive", front=front.name, pid=front.pid, pongs_missed=owed)
                     front.kill()
                     continue
                 front.pings += 1

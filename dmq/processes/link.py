@@ -117,7 +117,7 @@ class Link(asyncio.BufferedProtocol):
         try:
             encode([frame])
         except Exception:
-            log.exception("frame_not_said", kind=type(frame).__name__)
+            log.exception("frame_encoding_failed", kind=type(frame).__name__)
             self.on_unsaid(frame)
             return False
         return True

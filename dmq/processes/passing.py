@@ -60,14 +60,14 @@ def receive(
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            log.warning("connection_not_received", why=error.strerror or str(error))
+            log.warning("connection_handover_failed", why=error.strerror or str(error))
             return
         if not name:
             end()  # the other end is gone
             return
         peer = _decode(name)
         if not descriptors:
-            log.warning("connection_not_received", why="no descriptor is left")
+            log.warning("connection_handover_failed", why="no descriptor is left")
             lose(peer)
             return
         accepted = socket.socket(fileno=descriptors[0])

@@ -472,7 +472,7 @@ class ReplicationLog:
             ):
                 self._drop_pending()
                 self._changed.notify_all()
-                log.error("replica_left_behind", url=self._objects.url, why="when_unreachable is local_only")
+                log.error("replication_suspended", url=self._objects.url, why="when_unreachable is local_only")
 
     def _reachable(self) -> None:
         if self._unreachable_s is not None:
@@ -500,5 +500,5 @@ class ReplicationLog:
                 self._drop_pending()
                 self._changed.wait_for(lambda: self._is_closed, timeout=_BASE_AGAIN_S)
         self._reachable()
-        log.warning("replica_rejoined", url=self._objects.url, number=self._sent.number)
+        log.warning("replication_resumed", url=self._objects.url, number=self._sent.number)
         return True

@@ -192,7 +192,7 @@ class Primacy:
                         now_s = self._clock.monotonic_s()
                         self.standby = StandbyFigures(Position(0, 0, 0, 0, NO_CHECKSUM), 0, now_s)
                         on_standby()
-                        log.info("standby", url=self._objects.url)
+                        log.info("standby_started", url=self._objects.url)
                         threading.Thread(target=self._stay_registered, name="dmq-standby", daemon=True).start()
                     looked_s = self._clock.monotonic_s()
                     standby.catch_up()
@@ -206,7 +206,7 @@ class Primacy:
                         )
                         return True
                 except ReplicaUnavailable as error:
-                    log.warning("standby_waits", url=self._objects.url, error=error.reason)
+                    log.warning("standby_waiting", url=self._objects.url, error=error.reason)
                     if self.standby is not None:
                         self.standby = replace(self.standby, error=error.reason)
                     self._closed.wait(_LOOK_S)
@@ -258,7 +258,7 @@ class Primacy:
                         if found:
                             log.info("standby_registered", url=self._objects.url)
                         else:
-                            log.info("no_standby", url=self._objects.url)
+                            log.info("standby_missing", url=self._objects.url)
                         is_bound = found
             self._closed.wait(self._term_s / 3)
 

@@ -113,7 +113,7 @@ async def _follow(config: uvicorn.Config, tls: CertificateFiles) -> None:
                     ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls.certificate, tls.key)  # do they match?
                     config.ssl.load_cert_chain(tls.certificate, tls.key)
                 except OSError as error:  # of ssl as well: the certificate before it counts
-                    log.warning("certificate_not_read", error=str(error))
+                    log.warning("certificate_load_failed", error=str(error))
                 known = now
 
 

@@ -95,7 +95,7 @@ class HeldTopics:
                 try:
                     found = self._take_of(topic_id, mark, allowed, BYTES_PER_TURN_MAX - size)
                 except StoreNoDescriptors as error:  # the rows are undamaged, and are read again shortly
-                    log.warning("scheduler_cannot_read", error=str(error))
+                    log.warning("scheduler_read_failed", error=str(error))
                     self._wait(_PAUSE_S)
                     break
                 size += sum(len(value) for _, value in found)

@@ -245,7 +245,7 @@ class Scheduler:
             found = self._store.scan(Family.TIMELINE, start, stop, limit=limit, bytes_max=BYTES_PER_LANE_MAX)
         except StoreNoDescriptors as error:  # the rows are undamaged, and are read again shortly
             self._marks.retreat(which, claim.start)
-            log.warning("scheduler_cannot_read", error=str(error))
+            log.warning("scheduler_read_failed", error=str(error))
             self._marks.wait(0, _PAUSE_S)
             return [], True
         rows = found.rows

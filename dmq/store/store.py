@@ -175,7 +175,7 @@ class Store:
             with_ledger = Batch()
             head = open_ledger(self._engine, with_ledger, run=recovered.boot, now_ms=self.clock.now_ms())
         except StoreCorrupt as error:  # the user of a damaged row reports it; a damaged ledger does not prevent opening
-            log.warning("ledger_not_kept", error=str(error), why="what it begins with, or goes on from, is damaged")
+            log.warning("ledger_damaged", error=str(error), why="its head or its newest row is damaged")
             return batch, None
         batch.ranges += with_ledger.ranges
         batch.puts += with_ledger.puts
@@ -200,7 +200,7 @@ class Store:
                 undo.callback(batch_log.close)
             try:
                 if tighten(path, options.directory_mode):
-                    log.warning("directory_tightened", path=str(path), mode=f"{options.directory_mode:o}")
+                    log.warning("directory_mode_restricted", path=str(path), mode=f"{options.directory_mode:o}")
                 disk = DiskGuard(
                     path,
                     low_water_bytes=options.low_water_bytes,
@@ -559,13 +559,13 @@ def _identity(engine: Engine, cell: Cell | None) -> Identity:
     if row is None:
         return draw(place)
     if cell is not None and cell.is_copy:
-        log.warning("store_is_a_copy", path=str(cell.path), why="it was restored from a backup, or salvaged")
+        log.warning("store_copy_detected", path=str(cell.path), why="it was restored from a backup, or salvaged")
         return draw(place)
     found = decode_identity(row)
     # A store in memory has no marker. With a cell, a row without a marker's identity is from an unfinished opening.
     if cell is None or (found.place == place and place != StorePlace()):
         return found
-    log.warning("store_is_a_copy", path=str(cell.path), why="its CELL file is not the one it was made with")
+    log.warning("store_copy_detected", path=str(cell.path), why="its CELL file is not the one it was made with")
     return draw(place)
 
 

@@ -72,7 +72,7 @@ def close(
     if owns_sink:
         try:
             if not _within(rest_s(), calls, sink.close):
-                log.warning("sink_close_late", after_s=timeout_s)
+                log.warning("sink_close_timed_out", after_s=timeout_s)
         except Exception as error:  # noqa: BLE001 - the process ends; durable entries are safe
             log.warning("sink_close_failed", error=describe(error))
         _within(rest_s(), calls, attempts.tell)

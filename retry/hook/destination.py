@@ -109,7 +109,7 @@ class Destination:
                 self._ramp.on_success(now_s)
             self._refresh(now_s)
         if was_open:
-            self._log.warning("destination_back", per=(self.name,), destination=self.name)
+            self._log.warning("destination_available", per=(self.name,), destination=self.name)
 
     def on_failure(self, permit: Permit, uid: bytes, error: BaseException, *, verdict_type: type) -> None:
         """Record an attempt that failed for a reason that may pass."""
@@ -132,7 +132,9 @@ class Destination:
                     self._outage.clear()
             self._refresh(now_s)
         if opened:
-            self._log.warning("destination_away", per=(self.name,), destination=self.name, error_class=error_class)
+            self._log.warning(
+                "destination_unavailable", per=(self.name,), destination=self.name, error_class=error_class
+            )
 
     def on_throttled(self, permit: Permit, after_s: float) -> None:
         """Record an attempt at which the destination requested a pause."""

@@ -237,7 +237,7 @@ class Drain:
                 workers.names = workers.handler.names_in(self._sink)
             except Exception as error:  # noqa: BLE001 - entries under the current name must not wait for it
                 type_name = workers.handler.type_name
-                self._log.warning("types_unknown", per=(type_name,), type=type_name, error=describe(error))
+                self._log.warning("type_names_unavailable", per=(type_name,), type=type_name, error=describe(error))
         return workers.names
 
     def _take(self, names: tuple[str, ...], limit: int, timeout_s: float) -> list[Held]:

@@ -152,7 +152,7 @@ class Settler:
         self._health.failed(error, is_write=True)
         is_hopeless = isinstance(error, SinkClosed) or not isinstance(error, SinkUnavailable | SinkFull)
         self._log.error(
-            "sink_not_told",
+            "sink_update_failed",
             per=(debt.what, debt.type_name, type(error).__name__),
             what=debt.what,
             type=debt.type_name,

@@ -184,7 +184,7 @@ class Consumer:
             try:
                 is_settled = await self.divide()
             except Exception as error:  # noqa: BLE001 - strategies may come from the application
-                _log.error("division_failed", group=self.group, error=f"{type(error).__name__}: {error}")
+                _log.error("rebalance_failed", group=self.group, error=f"{type(error).__name__}: {error}")
                 is_settled = False
             full_s = self._options.rebalance_ms / 1000
             wait_s = full_s if is_settled else min(soon_s, full_s)
@@ -204,7 +204,7 @@ class Consumer:
             share = await self._share(topic)
         except (BrokerError, ValueError) as error:
             is_retry = topic.startswith(RETRY_PREFIX)
-            self._tell(topic, "share_not_known", error, is_error=not is_retry)
+            self._tell(topic, "rebalance_failed", error, is_error=not is_retry)
             return False
         held = {queue: owned.pulled_at_ms for queue, owned in self._owned.items() if queue.topic == topic}
         diff = changes(held, share, self._now_ms())
@@ -213,7 +213,7 @@ class Consumer:
         taken = await self._take_up([queue for queue in diff.added if queue not in self._owned])
         if diff.dropped or taken:
             shown = [f"{queue.broker}:{queue.queue_id}" for queue in self.queues if queue.topic == topic]
-            _log.info("queues_divided", group=self.group, topic=topic, own=shown)
+            _log.info("queues_assigned", group=self.group, topic=topic, own=shown)
         return all(gone) and all(queue in self._owned for queue in share)
 
     async def _share(self, topic: str) -> Sequence[MessageQueue]:
@@ -261,7 +261,7 @@ class Consumer:
             try:
                 await self._membership.broker.unlock(self.group, [queue])
             except BrokerError as error:
-                _log.warning("queue_not_unlocked", queue=str(queue), error=str(error))
+                _log.warning("queue_unlock_failed", queue=str(queue), error=str(error))
         return True
 
     async def _renew(self) -> None:
@@ -374,7 +374,7 @@ class Consumer:
                 await act()
             except Exception as error:  # noqa: BLE001 - the next interval retries
                 text = str(error) if isinstance(error, BrokerError) else f"{type(error).__name__}: {error}"
-                _log.warning("consumer_not_well", group=self.group, error=text)
+                _log.warning("consumer_task_failed", group=self.group, error=text)
 
     def _tell(self, what: object, event: str, error: Exception, *, is_error: bool) -> None:
         before, self._troubles[what] = self._troubles.get(what), error

@@ -70,7 +70,7 @@ class ConsumerFailures:
             try:
                 await self._membership.broker.send(self._group, queue, [outgoing], timeout_ms=_SEND_MS_MAX)
             except BrokerError as refusal:
-                _log.warning("retry_not_sent", queue=str(queue), **_facts(received), error=str(refusal))
+                _log.warning("retry_send_failed", queue=str(queue), **_facts(received), error=str(refusal))
             else:
                 return True
         return False

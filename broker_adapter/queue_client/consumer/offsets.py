@@ -109,7 +109,7 @@ class BrokerOffsets:
             if not await self._commit_first(queue, offset):
                 await self._broker.commit_offset(self._group, queue, offset)
         except BrokerError as error:
-            _log.warning("offset_not_committed", group=self._group, queue=str(queue), offset=offset, error=str(error))
+            _log.warning("offset_commit_failed", group=self._group, queue=str(queue), offset=offset, error=str(error))
             return False
         if queue in self._noted:
             self._kept[queue] = _Kept(offset, self._clock.monotonic_s())
@@ -167,7 +167,7 @@ class FileOffsets:
         try:
             await asyncio.to_thread(_replace, self._path, json.dumps({"offsets": rows}, indent=1).encode())
         except OSError as error:
-            _log.warning("offsets_not_kept", path=str(self._path), error=str(error))
+            _log.warning("offsets_write_failed", path=str(self._path), error=str(error))
             return False
         self._is_kept = rows == [[*queue, offset] for queue, offset in sorted(self._offsets.items())]
         return True

@@ -109,13 +109,13 @@ async def handled(handler: Handler, group: str, batch: Sequence[ReceivedMessage]
         )
         return Later(error=error)
     if outcome is not None and not isinstance(outcome, Later | Suspend):
-        _log.error("handler_answered_nonsense", group=group, answer=repr(outcome)[:80], allowed="None, Later, Suspend")
+        _log.error("handler_result_invalid", group=group, answer=repr(outcome)[:80], allowed="None, Later, Suspend")
         return Later()
     return outcome
 
 
 def _tell_fault(group: str, owned: OwnedQueue, error: Exception) -> None:
-    _log.error("batch_not_finished", group=group, queue=str(owned.queue), error=f"{type(error).__name__}: {error}")
+    _log.error("settlement_failed", group=group, queue=str(owned.queue), error=f"{type(error).__name__}: {error}")
 
 
 class Concurrent:
@@ -217,7 +217,7 @@ class Concurrent:
         if owned.window is None or owned.is_leaving:
             return
         for received in owned.window.expired(self._for.now_ms(), consume_ms_max=self._options.consume_ms_max):
-            _log.warning("handler_stuck", group=self._for.group, message_id=received.message.message_id)
+            _log.warning("handler_timed_out", group=self._for.group, message_id=received.message.message_id)
             if await self._for.failures.send_back(received, _STUCK_LEVEL) and not owned.is_dropped:
                 self._remove(owned, [received.queue_offset])
 

@@ -209,7 +209,7 @@ class Producer:
         try:
             await self._broker.end_transaction(self.group, receipt, decision)
         except BrokerError as error:
-            _log.warning("transaction_not_told", message_id=message.message_id, error=str(error))
+            _log.warning("transaction_end_failed", message_id=message.message_id, error=str(error))
         return TransactionReceipt(receipt, decision)
 
     async def send_half(self, message: Message, system: Mapping[str, str] = MappingProxyType({})) -> QueueReceipt:
@@ -306,7 +306,7 @@ class Producer:
         was_available = self.faults.is_available(broker, now_ms)
         self.faults.note(broker, now_ms - begun_ms, now_ms, failed=failed)
         if was_available and (for_ms := self.left_alone.get(broker, 0)):
-            _log.warning("broker_left_alone", broker=broker, for_ms=for_ms, latency_ms=now_ms - begun_ms, failed=failed)
+            _log.warning("broker_avoided", broker=broker, for_ms=for_ms, latency_ms=now_ms - begun_ms, failed=failed)
 
     def _next(self, queues: Sequence[MessageQueue], last_broker: str, *, is_repeated: bool) -> MessageQueue:
         if not self._options.fault_avoidance:

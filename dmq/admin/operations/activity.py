@@ -195,7 +195,7 @@ class ActivityLog:
             except StoreBusy:
                 await asyncio.sleep(_AGAIN_S)
             except StoreError as error:  # the daemon ends; its next run records an unknown outcome
-                log.warning("activity_not_recorded", number=ended.number, error=str(error))
+                log.warning("activity_record_failed", number=ended.number, error=str(error))
                 return
             else:
                 return
@@ -211,7 +211,7 @@ class ActivityLog:
         for each in activities:
             self._by_number[each.number] = each
             told = {name: value for name, value in each._asdict().items() if value}
-            log.info("operated", **{**told, "outcome": str(each.outcome)})
+            log.info("activity_recorded", **{**told, "outcome": str(each.outcome)})
 
 
 def _subject(caller: AdminCaller, rpc: str, request: Message) -> tuple[str, ...]:

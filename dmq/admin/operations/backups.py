@@ -61,7 +61,7 @@ class Backups:
             except asyncio.CancelledError:
                 await asyncio.wait([copy])
                 raise
-        log.info("store_backed_up", folder=str(folder), size_bytes=taken.size_bytes, took_ms=round(taken.took_ms, 1))
+        log.info("backup_created", folder=str(folder), size_bytes=taken.size_bytes, took_ms=round(taken.took_ms, 1))
         return taken
 
     def _copy(self, folder: Path) -> wire.BackUpStoreResponse:

@@ -175,7 +175,7 @@ class PeriodicBackups:
         finally:  # when this backup is reported, no surplus ones are left
             self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes
         log.info(
-            "backup_made",
+            "backup_created",
             folder=str(path),
             size_bytes=taken.size_bytes,
             sequence=taken.sequence,

@@ -82,7 +82,7 @@ class Leases:
             return False
 
     def _postpone(self, queue: SubscribedQueue, offset: int, lease: DeliveryLease, error: Exception) -> None:
-        log.error("expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
+        log.error("lease_expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
         if queue.leases.get(offset) is lease:
             lease.ends_ms = self._clock.boot_ms() + POSTPONED_MS
             self._ends.watch(queue, offset, lease)
@@ -95,7 +95,7 @@ class Leases:
             except (BrokerError, StoreError):
                 return  # the store has failed permanently; the daemon stops
             except Exception:  # without this task, no lease would expire
-                log.exception("leases_not_ended")
+                log.exception("lease_expiry_failed")
                 await asyncio.sleep(_FAULT_PAUSE_S)
 
     def _return(self, leases: Sequence[Ended], kind: EventKind) -> asyncio.Future[Any]:

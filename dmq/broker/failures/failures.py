@@ -167,7 +167,7 @@ class Failures(BrokerPart):
     def _give_up(one: FailedDelivery, error: BaseException) -> None:
         if not isinstance(error, BrokerError | StoreError):
             place = {"topic": one.queue.topic_id, "queue": one.queue.queue_id, "offset": one.offset}
-            log.error("failure_not_decided", **place, exc_info=error)
+            log.error("failure_not_processed", **place, exc_info=error)
             error = BrokerUnavailable("the failure could not be processed; see the log")
         one.lease.is_returning = False
         if not one.done.done():

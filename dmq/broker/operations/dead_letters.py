@@ -354,7 +354,7 @@ class DeadLetters(BrokerPart):
 
     async def _run(self, job_id: int) -> None:
         job = self._jobs[job_id]
-        log.info("job_running", job=job_id, kind=job.kind, group=job.group, next=job.next_offset, end=job.end_offset)
+        log.info("job_started", job=job_id, kind=job.kind, group=job.group, next=job.next_offset, end=job.end_offset)
         free_at_s = 0.0
         while (job := self._jobs[job_id]).state is JobState.RUNNING:
             now_s = self._clock.monotonic_s()

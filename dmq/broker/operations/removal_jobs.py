@@ -162,7 +162,7 @@ class Procedures(BrokerPart):
                     return
                 await asyncio.sleep(_FAILED_PAUSE_S)
                 continue
-            log.info("procedure_done", topic=procedure.topic_id, group=procedure.group_id)
+            log.info("procedure_ended", topic=procedure.topic_id, group=procedure.group_id)
             self._waiting.pop(0)
             if not done.done():
                 done.set_result(None)

@@ -129,6 +129,6 @@ def _refused(error: ConfigError) -> Exception:
     import structlog
 
     structlog.get_logger("dmq.config.settings").critical(
-        "not_served", error="; ".join(error.problems), code=ExitCode.USAGE
+        "start_failed", error="; ".join(error.problems), code=ExitCode.USAGE
     )
     return typer.Exit(ExitCode.USAGE)

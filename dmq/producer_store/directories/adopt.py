@@ -255,4 +255,4 @@ def _close(orphan: Entries) -> None:
     try:
         orphan.store.close()
     except StoreError as error:
-        log.warning("spool_orphan_not_closed_well", error=str(error))
+        log.warning("spool_close_failed", error=str(error))

@@ -179,7 +179,7 @@ class Root:
         except StoreLocked:
             return None
         except StoreFailed as error:  # it may work later, and other directories may work now
-            log.warning("spool_directory_not_opened", path=str(path), error=str(error))
+            log.warning("spool_directory_open_failed", path=str(path), error=str(error))
             return None
         except StoreError as error:
             self.name_damaged(path, str(error))

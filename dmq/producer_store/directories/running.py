@@ -51,7 +51,7 @@ class Running:
         try:
             self.entries.store.close()
         except StoreError as error:
-            log.error("spool_not_closed_well", path=str(self.path), error=str(error))  # noqa: TRY400
+            log.error("spool_close_failed", path=str(self.path), error=str(error))  # noqa: TRY400
 
     def _start(self, entries: Entries) -> None:
         self._trail.begin(entries.store, is_threaded=not self._is_driven)
@@ -75,7 +75,7 @@ class Running:
             try:
                 failed.close()
             except StoreError as error:
-                log.warning("spool_not_closed_well", path=str(self.path), error=str(error))
+                log.warning("spool_close_failed", path=str(self.path), error=str(error))
             is_corrupt = isinstance(failed.failure, StoreCorrupt)
             is_hopeless = is_corrupt and self._has_been_corrupt
             self._has_been_corrupt = is_corrupt
@@ -94,7 +94,7 @@ class Running:
                 self._root.name_damaged(self.path, str(error))
                 is_hopeless = True
             except StoreError as error:
-                log.error("spool_still_down", path=str(self.path), error=str(error), attempt=attempt)  # noqa: TRY400
+                log.error("spool_reopen_failed", path=str(self.path), error=str(error), attempt=attempt)  # noqa: TRY400
             else:
                 self.reopened_total += 1
                 self._is_down.clear()  # not earlier: both the reader and the writer of the failed store may set it
@@ -104,7 +104,7 @@ class Running:
                 with was.lock:
                     was.changed.notify_all()
                     was.room.notify_all()
-                log.info("spool_mended", path=str(self.path), sequence=entries.store.recovery.sequence)
+                log.info("spool_reopened", path=str(self.path), sequence=entries.store.recovery.sequence)
                 return True
         return False
 

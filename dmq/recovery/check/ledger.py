@@ -146,7 +146,7 @@ class LedgerVerifier:
         elif made.error:
             log.error("ledger_not_verified", error=made.error)
         elif made.differences:
-            log.error("ledger_does_not_balance", differences=made.differences, first=str(made.first[0]))
+            log.error("ledger_unbalanced", differences=made.differences, first=str(made.first[0]))
         else:
             log.info("ledger_verified", rows=made.looked, took_ms=made.ended_at_ms - made.started_at_ms)
 

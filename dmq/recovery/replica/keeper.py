@@ -198,7 +198,7 @@ class BaseKeeper:
             made = _make(self._worker, self._url, self._clock, self._start)
             self._since_ms, self._since_number = now_ms, number
             self.status = replace(self.status, base_at_ms=now_ms, base_bytes=made.size_bytes, error="")
-            log.info("replica_base_made", batch=made.batch, size_bytes=made.size_bytes, sent_bytes=made.sent_bytes)
+            log.info("replica_base_created", batch=made.batch, size_bytes=made.size_bytes, sent_bytes=made.sent_bytes)
             self._prune(now_ms)
         is_verified = now_ms - self.status.verified_at_ms < options.verify_every_ms
         if options.verify_every_ms and self.status.base_bytes and not is_verified:

@@ -71,7 +71,7 @@ class Certificates:
                 if self._context is None:
                     raise
                 if self.tells:
-                    log.error("certificate_not_read", error=str(error), still="the one before")  # noqa: TRY400
+                    log.error("certificate_load_failed", error=str(error), still="the one before")  # noqa: TRY400
                 self.problem = f"{error}; the one before it is used"
             else:
                 self.problem = ""
@@ -147,7 +147,7 @@ def self_signed(directory: Path, now_ms: int) -> tuple[Path, Path]:
             _write(certificate, text, 0o644)
         except OSError as error:
             raise CertificateError(f"{directory} cannot be written: {error.strerror}") from error
-        log.info("certificate_made", path=str(certificate))
+        log.info("certificate_created", path=str(certificate))
     return certificate, key
 
 

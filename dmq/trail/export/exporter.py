@@ -151,7 +151,7 @@ class Exporter:
         if thread.is_alive():
             self._abort.set()
             thread.join(_ABORT_S)
-            log.warning("trail_not_finished", waiting=self.waiting, has_ended=not thread.is_alive())
+            log.warning("trail_close_timed_out", waiting=self.waiting, has_ended=not thread.is_alive())
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
@@ -299,9 +299,9 @@ class Exporter:
         cut_to = self._store.outbox_state.first_sequence
         if cut_to > self._next:
             if self._last:
-                log.error("trail_events_cut", first=self._next, count=cut_to - self._next)
+                log.error("audit_events_lost", first=self._next, count=cut_to - self._next)
             else:  # they are in another trail, or were cut before this one existed
-                log.warning("trail_begins_late", first=cut_to)
+                log.warning("audit_events_trimmed", first=cut_to)
             self._next = cut_to
         rows = read_rows(self._store, self._next, end, events_max=self._options.rows_max, breathe=breathe)
         missing = (rows[0].first_sequence if rows else end) - self._next

@@ -129,7 +129,7 @@ def _take_in(layout: Layout, path: Path, found: tuple[int, int]) -> Listed | Non
     layout.tail = None  # its sequence may be between existing lines
     manifest.append(layout, listed)
     layout.tail = None
-    log.info("trail_file_taken_in", path=listed.path, rows=listed.rows)
+    log.info("trail_file_adopted", path=listed.path, rows=listed.rows)
     return listed
 
 
@@ -138,4 +138,4 @@ def _put_aside(path: Path, why: str) -> None:
     aside = next(each for name in names if not (each := path.with_name(name)).exists())
     path.rename(aside)
     sync_directory(path.parent)
-    log.error("trail_unexpected", path=str(path), why=why, now=aside.name)
+    log.error("trail_file_unexpected", path=str(path), why=why, now=aside.name)

@@ -44,7 +44,7 @@ def retire(layout: Layout, cell: CellFile, now_ms: int, keep: timedelta) -> Cell
         layout.manifest(date).unlink()
         sync_directory(layout.manifests)
         shutil.rmtree(layout.events / f"date={date}", ignore_errors=True)
-        log.info("trail_retired", date=date, retired_sequence=cell.retired_sequence)
+        log.info("trail_files_removed", date=date, retired_sequence=cell.retired_sequence)
     return cell
 
 

@@ -184,7 +184,7 @@ def test_a_daemon_in_front_of_an_endpoint_that_is_no_proxy(data: Path) -> None:
         asyncio.run(scenario(addresses))
         daemon.stop()
         assert {each["address"] for each in daemon.events("proxy_isolated")} == set(addresses)
-        assert daemon.events("cluster_away")
+        assert daemon.events("cluster_unreachable")
         found = kinds(daemon)
         assert found["SCHEDULED"] + found["QUEUED"] >= 2
         assert not found["FORWARDED"]

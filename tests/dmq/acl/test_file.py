@@ -122,7 +122,7 @@ def test_a_changed_file_is_read_within_a_second_and_a_wrong_one_reported_once(tm
             for _ in range(3):
                 clock.advance(1000)
                 assert file.keys() is second
-        assert [each["event"] for each in said] == ["access_keys_not_read"]
+        assert [each["event"] for each in said] == ["access_keys_load_failed"]
         assert str(path) in file.problem
     write_acl(tmp_path)
     clock.advance(1000)
@@ -140,7 +140,7 @@ def test_a_change_of_mode_is_a_change(tmp_path: Path) -> None:
     clock.advance(1000)
     with capture_logs() as said:
         file.keys()
-    assert [each["event"] for each in said] == ["access_keys_not_read"]
+    assert [each["event"] for each in said] == ["access_keys_load_failed"]
     assert all(key.secret_key not in str(said) for key in KEYS)
 
 

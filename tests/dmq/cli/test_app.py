@@ -101,7 +101,7 @@ def test_serve_with_a_wrong_configuration(tmp_path: Path) -> None:
     result = dmq(*arguments, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (2, "")
     line = json.loads(result.stderr)
-    assert (line["event"], line["code"]) == ("not_served", 2)
+    assert (line["event"], line["code"]) == ("start_failed", 2)
     assert line["error"].startswith("--listen: ")
     assert "; --metrics-listen: " in line["error"]
     result = dmq(*arguments, "--log-format", "console", cwd=tmp_path)

@@ -121,8 +121,8 @@ def test_a_cluster_that_is_away(data: Path, tmp_path: Path) -> None:
         cluster.restart()
         play(back())
         front.stop()
-        assert front.events("cluster_away")
-        assert front.events("cluster_back")
+        assert front.events("cluster_unreachable")
+        assert front.events("cluster_reachable")
         # told once, not with each receive that comes meanwhile
         assert not [each for each in front.events("broker_unavailable") if each["rpc"] == "ReceiveMessage"]
 

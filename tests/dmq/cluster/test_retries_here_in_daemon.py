@@ -208,7 +208,7 @@ def test_a_kill_between_here_and_there(data: Path, tmp_path: Path) -> None:
     with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data) as front:
         play(scenario())
         front.stop()
-        assert front.events("known_at_both")
+        assert front.events("duplicate_retry")
         found = kinds(front)
         assert (found["TAKEN_OVER"], found["ACKED"]) == (1, 1)
 

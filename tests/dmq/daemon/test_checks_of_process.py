@@ -34,7 +34,7 @@ def test_all_faults_are_reported_by_both_and_nothing_is_touched(tmp_path: Path) 
     assert (checked.returncode, len(problems)) == (1, 4), checked
     served = run_command("serve", cwd=tmp_path)
     last = json.loads(served.stderr.splitlines()[-1])
-    assert (served.returncode, last["event"]) == (1, "not_served"), served
+    assert (served.returncode, last["event"]) == (1, "start_failed"), served
     assert last["error"] == "; ".join(problems)
     assert sorted(tmp_path.rglob("*")) == there
 
@@ -105,9 +105,9 @@ def test_files_that_become_invalid_are_reported_at_once(tmp_path: Path, keys: Pa
     with Daemon(tmp_path / "data", "--acl", str(keys)) as daemon:
         certificate = tmp_path / "data" / "tls" / "certificate.pem"
         keys.write_text("no key", encoding="utf-8")
-        assert str(keys) in daemon.wait_for("access_keys_not_read", timeout_s=START_S_MAX)["error"]
+        assert str(keys) in daemon.wait_for("access_keys_load_failed", timeout_s=START_S_MAX)["error"]
         certificate.write_text("no certificate", encoding="utf-8")
-        assert str(certificate) in daemon.wait_for("certificate_not_read", timeout_s=START_S_MAX)["error"]
+        assert str(certificate) in daemon.wait_for("certificate_load_failed", timeout_s=START_S_MAX)["error"]
         options = ("--access-key", "shop", "status", "-a", daemon.address, "-o", "json")
         status = run_command(*options, env={"DMQ_SECRET_KEY": "s"})
         assert status.returncode == 0, status

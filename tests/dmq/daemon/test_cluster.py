@@ -45,12 +45,12 @@ def test_an_idle_daemon_notices_that_its_proxies_are_killed_and_come_back(data: 
     """Without any call by a client: in the log, the health, the metrics and the status."""
     with Daemon(tmp_path / "cluster") as cluster, front_of(cluster, data, metrics="127.0.0.1:0") as front:
         cluster.kill()
-        front.wait_for("cluster_away", timeout_s=PATIENCE_S)
+        front.wait_for("cluster_unreachable", timeout_s=PATIENCE_S)
         assert "cluster: none of its addresses answers" in page(front, "/healthz")
         assert "dmq_cluster_away 1.0" in page(front, "/metrics")
         assert status(front).away_since_ms
         cluster.start()
-        front.wait_for("cluster_back", timeout_s=PATIENCE_S)
+        front.wait_for("cluster_reachable", timeout_s=PATIENCE_S)
         assert "cluster:" not in page(front, "/healthz")
 
 
@@ -65,13 +65,13 @@ def test_an_endpoint_that_is_no_proxy_is_named(
     checked = run_command("config", "check", "--data", str(tmp_path / "new"), *options, cwd=tmp_path)
     assert checked.returncode == (0 if kind == "nothing" else 1), checked  # a daemon waits for a cluster that is away
     with Daemon(data, *options, metrics="127.0.0.1:0") as daemon:
-        daemon.wait_for("cluster_away", timeout_s=PATIENCE_S)
+        daemon.wait_for("cluster_unreachable", timeout_s=PATIENCE_S)
         assert "cluster: " in page(daemon, "/healthz")
         if kind == "nothing":
             assert f"cluster: nothing answers at {address}" in checked.stdout
             return
         assert f"{address}: it is a RocketMQ {kind}: endpoints needs proxies" in checked.stdout
-        found = daemon.wait_for("wrong_endpoint", timeout_s=PATIENCE_S)
+        found = daemon.wait_for("cluster_endpoint_invalid", timeout_s=PATIENCE_S)
         assert (found["address"], f"a RocketMQ {kind}" in found["why"]) == (address, True)
         assert f"a RocketMQ {kind}" in page(daemon, "/healthz")
         assert [f"a RocketMQ {kind}" in each.why for each in status(daemon).proxies] == [True]
@@ -87,8 +87,8 @@ def test_a_name_server_that_is_none_is_named(kind: str, data: Path, tmp_path: Pa
         assert checked.returncode == 1, checked
         assert f"{address}: it is a RocketMQ {kind}: namesrv needs name servers" in checked.stdout
         with Daemon(data, *options, metrics="127.0.0.1:0") as daemon:
-            daemon.wait_for("cluster_away", timeout_s=PATIENCE_S)
-            found = daemon.wait_for("wrong_endpoint", timeout_s=PATIENCE_S)
+            daemon.wait_for("cluster_unreachable", timeout_s=PATIENCE_S)
+            found = daemon.wait_for("cluster_endpoint_invalid", timeout_s=PATIENCE_S)
             assert (found["address"], f"a RocketMQ {kind}" in found["why"]) == (address, True)
             assert f"a RocketMQ {kind}" in page(daemon, "/healthz")
             assert len(daemon.events("broker_silent")) == 1  # and not at each look

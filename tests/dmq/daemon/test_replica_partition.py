@@ -42,7 +42,7 @@ def test_a_partitioned_primary_answers_nothing(tmp_path: Path) -> None:
             assert create_topic(namespace, primary, "before") == 0
             standby = Daemon(data / "standby", env=env)
             stack.callback(standby.close)
-            standby.spawn().wait_for("standby", timeout_s=60)
+            standby.spawn().wait_for("standby_started", timeout_s=60)
             primary.wait_for("standby_registered", timeout_s=60)
             assert create_topic(namespace, primary, "bound") == 0
             namespace.cut()

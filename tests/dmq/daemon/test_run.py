@@ -36,7 +36,7 @@ def _refusal(ended: subprocess.CompletedProcess[str]) -> str:
     assert ended.stdout == ""
     events = [json.loads(line) for line in ended.stderr.splitlines()]
     (line,) = [event for event in events if event["level"] == "critical"]
-    assert (line, line["event"], line["code"]) == (events[-1], "not_served", ended.returncode)
+    assert (line, line["event"], line["code"]) == (events[-1], "start_failed", ended.returncode)
     assert "Traceback" not in ended.stderr
     return str(line["error"])
 
@@ -115,7 +115,7 @@ def test_the_default_metrics_port_in_use_is_replaced(data: Path) -> None:
         except OSError:
             pass  # it is in use already, which is all that is needed
         with Daemon(data, metrics="") as daemon:
-            assert daemon.event("metrics_port_taken")["instead"] == daemon.metrics_address
+            assert daemon.event("metrics_port_in_use")["instead"] == daemon.metrics_address
             daemon.stop()
 
 

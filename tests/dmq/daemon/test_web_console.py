@@ -59,7 +59,7 @@ def test_an_automatic_console_uses_another_port_if_its_own_is_taken(tmp_path: Pa
             pass  # it is taken by another process of this host
         with Daemon(tmp_path / "data", env={**os.environ, "DMQ_CONSOLE": "auto"}) as daemon:
             url = daemon.wait_for("console_serving", timeout_s=START_S_MAX)["url"]
-            assert str(CONSOLE_DEFAULT) in daemon.event("web_port_taken")["reason"]
+            assert str(CONSOLE_DEFAULT) in daemon.event("web_port_in_use")["reason"]
             assert str(CONSOLE_DEFAULT) not in url
             assert "Serving" in page(url)
 

@@ -174,9 +174,9 @@ def test_keys_that_change_count_at_every_front(two: Two, acl: Path, tmp_path: Pa
         ),
     )
     until(lambda: codes(LATER) == {wire.OK} and codes(SHOP) == {wire.UNAUTHORIZED})
-    assert len(two.daemon.events("access_keys_read")) == 2
+    assert len(two.daemon.events("access_keys_loaded")) == 2
     acl.write_text("no keys", encoding="utf-8")
-    two.daemon.wait_for("access_keys_not_read", timeout_s=PATIENCE_S)
+    two.daemon.wait_for("access_keys_load_failed", timeout_s=PATIENCE_S)
     assert codes(LATER) == {wire.OK}
     for each in (client for some in clients.values() for client in some):
         each.channel.close()

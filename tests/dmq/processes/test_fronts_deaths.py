@@ -176,7 +176,7 @@ def test_a_front_that_hangs_is_replaced_and_the_other_serves_meanwhile(tmp_path:
                     insist(other, f"meanwhile-{number}")
             until_gone([front])
             stuck.result(STOP_S_MAX)
-        (told,) = daemon.events("front_hangs")
+        (told,) = daemon.events("front_unresponsive")
         assert told["pid"] == front.pid
         until("there are two again", lambda: len(daemon.fronts) == 2)
         with WireClient(daemon.address, "reader") as reader:
@@ -219,7 +219,7 @@ def test_a_front_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
             other.suspend()
             daemon.stop()
             assert received_of(waiting.result(DEADLINE_S)) == []
-        assert other.pid in {each["pid"] for each in daemon.events("front_hangs")}
+        assert other.pid in {each["pid"] for each in daemon.events("front_unresponsive")}
 
 
 def test_a_front_that_dies_while_the_daemon_ends_is_not_started_again(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def _refusal(daemon: Daemon) -> str:
     assert daemon.wait(STOP_S_MAX) == 1
     events = [json.loads(line) for line in daemon.log().splitlines() if line.startswith("{")]
     (line,) = [event for event in events if event["level"] == "critical"]
-    assert (line, line["event"]) == (events[-1], "not_served")
+    assert (line, line["event"]) == (events[-1], "start_failed")
     assert "Traceback" not in daemon.log()
     return str(line["error"])
 

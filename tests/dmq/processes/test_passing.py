@@ -224,7 +224,7 @@ def test_a_front_without_descriptors_takes_connections_later() -> None:
                             await asyncio.sleep(0)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            assert [each["event"] for each in logs] == ["connection_not_received"]
+            assert [each["event"] for each in logs] == ["connection_handover_failed"]
             accepted.close()
             client.settimeout(PATIENCE_S)
             assert client.recv(100) == b"", "the other end keeps no copy of it"

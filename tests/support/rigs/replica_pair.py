@@ -69,7 +69,7 @@ class Pair:
         """Start a daemon as standby, and wait until the primary is bound to its lease. Return the standby."""
         with self._changing:
             self.standby = daemon.spawn()
-            daemon.wait_for("standby", timeout_s=60)
+            daemon.wait_for("standby_started", timeout_s=60)
             try:
                 self.primary.wait_for("standby_registered", timeout_s=60)
             except DaemonDied:

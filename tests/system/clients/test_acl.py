@@ -137,7 +137,7 @@ def test_keys_are_exchanged_while_the_daemon_runs(tmp_path: Path) -> None:
         until(wire.UNAUTHORIZED)
         path.write_text("[keys", encoding="utf-8")
         until_ms = CLOCK.now_ms() + 10_000
-        while not daemon.events("access_keys_not_read"):
+        while not daemon.events("access_keys_load_failed"):
             assert shop.send(a_message("orders", "m-1")).status.code == wire.UNAUTHORIZED
             assert CLOCK.now_ms() < until_ms
 

@@ -52,7 +52,7 @@ def outages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
                 Outage("the death of all", lambda: kill(2), await_two, is_noticed=False),
                 Outage("one that hangs", stop_one, await_its_end, is_noticed=False),
             )
-        assert [each["pid"] for each in daemon.events("front_hangs")] == [stopped[0].pid]
+        assert [each["pid"] for each in daemon.events("front_unresponsive")] == [stopped[0].pid]
         yield outages
         daemon.stop()
 

@@ -105,7 +105,10 @@ def test_changes_by_operators_are_recorded(tmp_path: Path, transport: str) -> No
         assert [(each["rpc"], each["why"]) for each in json.loads(listed.stdout)] == [("SetTopic", "disk is new")]
         assert "disk is new" in run_command(*signed, "activity", "show", "9", env=env).stdout
         assert run_command(*signed, "activity", "show", "10", env=env).returncode == 3
-        assert [each["rpc"] for each in daemon.events("operated")] == [*(rpc for _, rpc, *_ in shown), "SetTopic"]
+        assert [each["rpc"] for each in daemon.events("activity_recorded")] == [
+            *(rpc for _, rpc, *_ in shown),
+            "SetTopic",
+        ]
         daemon.kill()
         daemon.restart()
         with as_(VIEWER) as viewer:

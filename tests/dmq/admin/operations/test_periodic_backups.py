@@ -376,7 +376,7 @@ def test_a_daemon_makes_and_shows_them(data: Path, tmp_path: Path) -> None:
         assert re.search(r"backups +last .* next .*; every 1h, 7 kept", " ".join(shown.stdout.split()))
         (path,) = folder.iterdir()
         assert found.last_folder == str(path)
-        assert daemon.event("backup_made")["folder"] == str(path)
+        assert daemon.event("backup_created")["folder"] == str(path)
     assert held(path) is not None
     with Daemon(path) as copy, WireClient(copy.address) as client:
         client.send(a_message("orders", "m-1"))

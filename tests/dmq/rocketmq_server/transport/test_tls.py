@@ -78,7 +78,7 @@ def test_a_new_certificate_needs_no_restart(tmp_path: Path) -> None:
     clock.advance(2_000)
     with capture_logs() as said:
         assert found.context() is first, "a key that does not fit"
-    assert [each["event"] for each in said] == ["certificate_not_read"]
+    assert [each["event"] for each in said] == ["certificate_load_failed"]
     assert str(key) in found.problem
     other[0].replace(certificate)
     clock.advance(2_000)

@@ -28,7 +28,7 @@ def test_files_of_a_daemon_are_private(tmp_path: Path) -> None:
     data.mkdir(mode=0o755)
     data.chmod(0o755)
     with Daemon(data) as daemon:
-        assert daemon.event("directory_tightened")["path"] == str(data)
+        assert daemon.event("directory_mode_restricted")["path"] == str(data)
         daemon.stop()
     assert modes(data) <= {(True, 0o700), (False, 0o600)}
 
@@ -55,8 +55,8 @@ def test_a_volume_of_another_owner_is_accepted_as_it_is(tmp_path: Path) -> None:
     with Daemon(data, prefix=["setpriv", "--bounding-set=-all", "--inh-caps=-all"]) as daemon:
         daemon.stop()
         daemon.restart()
-        assert not daemon.events("directory_tightened")
-        assert not daemon.events("store_is_a_copy")
+        assert not daemon.events("directory_mode_restricted")
+        assert not daemon.events("store_copy_detected")
         daemon.stop()
     assert stat.S_IMODE(data.stat().st_mode) == 0o2775
     assert {each.name for each in data.iterdir() if stat.S_IMODE(each.stat().st_mode) & 0o077} == set()

@@ -168,7 +168,7 @@ def test_closing_exports_the_rest_and_ends_in_time(cell: Cell, monkeypatch: pyte
     other.start()
     with capture_logs() as logs:
         other.close(0.05)
-    assert [entry["waiting"] for entry in logs if entry["event"] == "trail_not_finished"] == [1]
+    assert [entry["waiting"] for entry in logs if entry["event"] == "trail_close_timed_out"] == [1]
     hangs.set()
     assert other._thread is not None
     other._thread.join(PATIENCE_S)

@@ -90,7 +90,7 @@ def test_an_unexpected_file_is_set_aside_with_a_report(cell: Cell) -> None:
         path.write_bytes(b"no parquet")
     with capture_logs() as logs:
         cell.restart()
-    told = [Path(str(entry["path"])).name for entry in logs if entry["event"] == "trail_unexpected"]
+    told = [Path(str(entry["path"])).name for entry in logs if entry["event"] == "trail_file_unexpected"]
     assert sorted(told) == sorted(path.name for path in (strange, broken, overlapping))
     assert not half.exists()
     assert sorted(path.name for path in hour.glob("_unexpected-*")) == sorted(f"_unexpected-{name}" for name in told)
@@ -109,7 +109,7 @@ def test_an_unreadable_manifest_is_written_again(cell: Cell) -> None:
         path.write_text("{}\n", encoding="utf-8")
     with capture_logs() as logs:
         cell.restart()
-    assert [entry["event"] for entry in logs].count("trail_unexpected") == 2
+    assert [entry["event"] for entry in logs].count("trail_file_unexpected") == 2
     assert cell.numbers() == [1, 2, 3, 4, 5, 6]
 
 
@@ -204,7 +204,7 @@ def test_a_new_trail_begins_where_the_outbox_does(cell: Cell) -> None:
     with capture_logs() as logs:
         cell.exporter.flush()
     assert cell.numbers() == [4, 5]
-    assert "trail_begins_late" in [entry["event"] for entry in logs]
+    assert "audit_events_trimmed" in [entry["event"] for entry in logs]
 
 
 def keep_three_days(cell: Cell) -> None:
@@ -296,7 +296,7 @@ def test_no_more_is_reported_retired_than_retention_removes(cell: Cell, raised_t
         told | {"retired_sequence": raised_to if is_whole_date else 4}
     )
     assert [each["event"] for each in logs if each["log_level"] == "error"] == (
-        [] if is_whole_date else ["trail_unexpected"]
+        [] if is_whole_date else ["trail_file_unexpected"]
     )
     cell.emit(1)
     assert cell.exporter.flush() == 13
@@ -417,7 +417,7 @@ def test_without_manifests_nothing_that_waits_is_taken_for_exported(cell: Cell, 
     file.write_text(json.dumps(told | {"retired_sequence": 10**9}), encoding="utf-8")
     with capture_logs() as logs:
         cell.restart()
-    assert [each["event"] for each in logs if each["log_level"] in {"error", "critical"}] == ["trail_unexpected"]
+    assert [each["event"] for each in logs if each["log_level"] in {"error", "critical"}] == ["trail_file_unexpected"]
     cell.emit(1)
     assert cell.exporter.flush() == 15
     assert cell.numbers() == list(range(5 if has_files else 13, 16))
