@@ -39,7 +39,7 @@ class DaemonUnavailable(DmqError):
     retriable = True
 
 
-class ClientTimeout(DaemonUnavailable):
+class ClientUnresponsive(DaemonUnavailable):
     """A client did not answer the daemon in time."""
 
 
@@ -200,11 +200,11 @@ class AdminClient(wire.AdminCalls):
         return self.list_dead_letters(group, chosen, offset, limit, with_outcome, with_body)
 
     def client_stack(self, client_id: str) -> str:
-        """Return the thread stacks of a client. Raise ``NotFound`` or ``ClientTimeout``."""
+        """Return the thread stacks of a client. Raise ``NotFound`` or ``ClientUnresponsive``."""
         return self.get_client_stack(client_id, self._client_ms)
 
     def verify(self, client_id: str, topic: str, message_id: str) -> wire.VerifyClientMessageResponse:
-        """Make a push consumer consume a message once. Raise ``NotFound`` or ``ClientTimeout``."""
+        """Make a push consumer consume a message once. Raise ``NotFound`` or ``ClientUnresponsive``."""
         return self.verify_client_message(client_id, topic, message_id, self._client_ms)
 
     @property
@@ -275,7 +275,7 @@ class AdminClient(wire.AdminCalls):
             case grpc.StatusCode.NOT_FOUND:
                 return NotFound(details)
             case grpc.StatusCode.ABORTED:
-                return ClientTimeout(details)
+                return ClientUnresponsive(details)
             case grpc.StatusCode.RESOURCE_EXHAUSTED:
                 return DaemonUnavailable(details)
             case _:
