@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.contracts.topics import retry_topic
@@ -170,7 +170,7 @@ class Forwards:
         """Receive as ``PopBroker.receive``, from any queue; raise ``Refused`` for a topic that does not exist."""
         self._catalog.known_topic(topic)
         return await self._deliveries.receive(
-            FORWARDER_GROUP, Wanted(topic), batch_max=batch_max, invisible_ms=_LEASE_MS, wait_ms=wait_ms
+            FORWARDER_GROUP, Subscription(topic), batch_max=batch_max, invisible_ms=_LEASE_MS, wait_ms=wait_ms
         )
 
     def held(self, topic: str, deliveries: Sequence[Delivery]) -> list[Delivery]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from hmac import compare_digest
 from typing import NamedTuple
 
-from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.runtime.clock import moment
@@ -92,7 +92,7 @@ class Deliveries(BrokerPart):
     async def receive(
         self,
         group: str,
-        subscription: Wanted,
+        subscription: Subscription,
         *,
         batch_max: int,
         invisible_ms: int,

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.message import DeadLetterFacts, Delivery, unpack_id
 from dmq.broker.filters import Filters, Passes
 from dmq.broker.groups import DeliveryLease, GroupSubscription, LeaseEnds, Settled, SubscribedQueue, due_of
@@ -34,7 +34,7 @@ _new_tuple = tuple.__new__  # a NamedTuple's constructor without the cost of its
 class ReceiveRequest(NamedTuple):
     """Parameters of a receive."""
 
-    wanted: Wanted
+    wanted: Subscription
     batch_max: int
     invisible_ms: int
     renew_for: str  # a push consumer's client id, or empty

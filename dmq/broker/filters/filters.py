@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.runtime.slices import SLICE_S, Slices
@@ -36,7 +36,7 @@ class Filters:
         self._clock = clock
         self._slices = Slices(clock)
 
-    async def of(self, wanted: Wanted) -> Passes | None:
+    async def of(self, wanted: Subscription) -> Passes | None:
         """As ``filter_of``, with the compilation of SQL in a time slice."""
         return await self._slices.do(partial(filter_of, wanted)) if wanted.sql else filter_of(wanted)
 
@@ -54,7 +54,7 @@ class Filters:
         return found
 
 
-def filter_of(wanted: Wanted) -> Passes | None:
+def filter_of(wanted: Subscription) -> Passes | None:
     """Return the filter function, or None if all messages pass; raise ``Refused(FILTER)`` for an invalid expression."""
     tags = wanted.tags
     if not wanted.sql:

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from broker_adapter.contracts.adapter import Pulled, PulledMessage, QueueRange, TopicRoute
-from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.adapter import Pulled, PulledMessage, QueueRange, Subscription, TopicRoute
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
@@ -56,7 +55,7 @@ class Pulls(BrokerPart):
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    async def pull(self, subscription: Wanted, queue_offset: int, *, batch_max: int, wait_ms: int) -> Pulled:
+    async def pull(self, subscription: Subscription, queue_offset: int, *, batch_max: int, wait_ms: int) -> Pulled:
         """As ``PullBroker.pull``."""
         passes = await self._filters.of(subscription)
         until_s = self._clock.monotonic_s() + wait_ms / 1000

@@ -22,7 +22,7 @@ from support.rigs.brokers import (
     until,
 )
 
-from broker_adapter.contracts.adapter import Subscription as Wanted
+from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.groups.pull_offsets import NOBODY
 from dmq.broker.groups.queue_front import Edges, readers_from, sizes
@@ -161,9 +161,11 @@ async def test_everybody_reads_from_the_new_begin(rig: EmbeddedRig) -> None:
     await turn(rig)
     pulls = rig.broker.pulls
     with pytest.raises(Refused) as refused:
-        await pulls.pull(Wanted(TOPIC, 0), 0, batch_max=8, wait_ms=0)
+        await pulls.pull(Subscription(TOPIC, 0), 0, batch_max=8, wait_ms=0)
     assert (refused.value.rule, refused.value.limit) == (Rule.OFFSET, "3..5")
-    assert [each.queue_offset for each in (await pulls.pull(Wanted(TOPIC, 0), 3, batch_max=8, wait_ms=0)).messages] == [
+    assert [
+        each.queue_offset for each in (await pulls.pull(Subscription(TOPIC, 0), 3, batch_max=8, wait_ms=0)).messages
+    ] == [
         3,
         4,
     ]
