@@ -87,7 +87,7 @@ def consume(
     timeout_s: float = 900.0,
     environ: Mapping[str, str] | None = None,
 ) -> Callable[[Function], ConsumerFunction]:
-    """Return a decorator that turns a function or a coroutine function into a ``ConsumerFunction``, which stays callable.
+    """Return a decorator that turns a function or coroutine function into a ``ConsumerFunction``, which stays callable.
 
     No connection is opened before ``start`` or ``run``. All consumers of a group must have the same topics and ``tags``
     ("created || paid"; "*": all). Up to ``parallelism`` messages are processed at a time. A call that has not returned
