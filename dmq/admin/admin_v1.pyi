@@ -958,12 +958,14 @@ class FindMessagesRequest(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., property: _Optional[str] = ..., value: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
 
 class FindMessagesResponse(_message.Message):
-    __slots__ = ("messages", "next_token")
+    __slots__ = ("messages", "next_token", "is_building")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    IS_BUILDING_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[FoundMessage]
     next_token: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[FoundMessage, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
+    is_building: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[FoundMessage, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ..., is_building: _Optional[bool] = ...) -> None: ...
 
 class FoundMessage(_message.Message):
     __slots__ = ("state", "group", "message_id", "at_ms", "queue_id", "queue_offset", "content", "is_held", "is_half", "outcome")

@@ -23,7 +23,7 @@ from dmq.broker.groups import LeaseEnds, Subscriptions
 from dmq.broker.handles import EntryHandles, ReceiptHandles
 from dmq.broker.io import Commits, Reader
 from dmq.broker.message_spans import MessageSpans, SendCall
-from dmq.broker.operations import KEEP_DEFAULT, DeadLetters, Operator, Procedures, Retention
+from dmq.broker.operations import KEEP_DEFAULT, DeadLetters, IndexBuilds, Operator, Procedures, Retention
 from dmq.broker.pulling import Pulls
 from dmq.broker.sending import Placement, Sends
 from dmq.broker.topics import (
@@ -156,12 +156,14 @@ class EmbeddedBroker:
             keep=keep,
             keep_forwarded=keep_forwarded,
         )
+        self.index_builds = IndexBuilds(shared)
         self.operator = Operator(
             shared,
             subscriptions=subscriptions,
             procedures=procedures,
             dead_letters=self.dead_letters,
             retention=self.retention,
+            index_builds=self.index_builds,
             limits=limits,
         )
         self.schedules, self.lags = self.operator.schedules, self.operator.lags
@@ -176,6 +178,7 @@ class EmbeddedBroker:
         await asyncio.get_running_loop().run_in_executor(None, self.lags.close)
         await self.schedules.close()
         await self.retention.close()
+        await self.index_builds.close()
         await self.procedures.close()
         await self.leases.close()
         await self.failures.close()

@@ -63,6 +63,7 @@ class _Cell:
             stack.callback(scheduler.close)
             scheduler.start()
             broker.retention.start()
+            broker.index_builds.start()
         except BaseException:
             await stack.aclose()
             raise

@@ -34,6 +34,7 @@ async def backups_of(
 def start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic: PeriodicBackups | None) -> None:
     """Start the periodic work on the store of a daemon."""
     broker.retention.start()
+    broker.index_builds.start()
     if snapshots is not None:
         snapshots.start(broker.subscriptions)
     if periodic is not None:

@@ -165,12 +165,14 @@ class RunningDaemon:
         return bool(self.store.stalled_s or self.store.replica_obstacle())
 
     def _problem(self) -> str:
-        return self.store.write_obstacle() or self.say_files() or self.say_notifications()
+        indexes = self.broker.index_builds.problem()
+        return self.store.write_obstacle() or self.say_files() or self.say_notifications() or indexes
 
     def remark(self) -> str:
         """Return warnings in addition to the health status, one per line; empty if there are none."""
         clock = self.store.clock.status()
         said = [self.store.write_obstacle(), self.say_files(), self.say_notifications(), self.say_cluster()]
+        said.append(self.broker.index_builds.problem())
         if self.periodic is not None and self.periodic.error:
             said.append("backups: the last attempt failed; see dmq status")
         replica = self.replica()

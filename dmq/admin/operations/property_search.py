@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.contracts.limits import PROPERTIES_BYTES_MAX
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, check_topic
@@ -24,7 +24,7 @@ from dmq.store import Store
 from dmq.store.schema.group import decode_outcome, outcome_key
 from dmq.store.schema.index import decode_index, ids_of
 from dmq.store.schema.keys import Family, half_body_key, half_scope, is_held_key, pack_index_prefix, pack_queue_key
-from dmq.store.schema.properties import PendingPlace, QueuePlace, decode_property, value_range
+from dmq.store.schema.properties import PendingPlace, QueuePlace, decode_property, user_properties, value_range
 from dmq.store.schema.record import (
     EntryKind,
     QueuedMessage,
@@ -62,6 +62,10 @@ class _Step(NamedTuple):
     at: bytes | None
 
 
+class IndexDamaged(StoreCorrupt):
+    """A row of a property cannot be read, or makes no sense."""
+
+
 class PropertyCalls:
     """RPC of the search by user property. Raise ``Refused`` for invalid input."""
 
@@ -75,7 +79,11 @@ class PropertyCalls:
         if topic is None:
             raise topic_unknown(request.topic)
         found, following = await rows_of(self._broker, topic, request.property, request.value, token, limit)
-        return wire.FindMessagesResponse(messages=[_shown(each) for each in found], next_token=following)
+        return wire.FindMessagesResponse(
+            messages=[_shown(each) for each in found],
+            next_token=following,
+            is_building=not self._broker.index_builds.is_complete(topic, request.property),
+        )
 
 
 async def rows_of(
@@ -91,10 +99,15 @@ async def rows_of(
     at: bytes | None = first + _place_of(token)
     found: list[FoundRow] = []
     looked = 0
-    page = _Page(topic, broker.names, stop)
+    page = _Page(topic, broker.names, (name, value), stop)
     while at is not None and looked < ROWS_PER_CALL_MAX and len(found) < limit:
         start, left = at, min(_ROWS_PER_STEP, limit - len(found))
-        step = await broker.reader.run(lambda store: page.look(store, start, left))  # noqa: B023 - called here
+        try:
+            step = await broker.reader.run(lambda store: page.look(store, start, left))  # noqa: B023 - called here
+        except BrokerUnavailable as error:
+            if isinstance(error.__cause__, IndexDamaged):
+                await broker.index_builds.damaged(error.__cause__)
+            raise
         found += step.found
         looked += max(step.looked, 1)
         at = step.at
@@ -110,8 +123,9 @@ def _shown(found: FoundRow) -> wire.FoundMessage:
 class _Page:
     """One page of one value."""
 
-    def __init__(self, topic: Topic, names: Names, stop: bytes) -> None:
+    def __init__(self, topic: Topic, names: Names, wanted: tuple[str, str], stop: bytes) -> None:
         self._topic = topic
+        self._wanted = wanted
         self._names = names
         self._stop = stop
         self._groups = {lane.topic_id: of[0] for of, lane in names.lanes.items() if of[1] == topic.topic_id}
@@ -119,11 +133,15 @@ class _Page:
 
     def look(self, store: Store, at: bytes, limit: int) -> _Step:
         """Read up to ``limit`` rows from ``at`` on."""
-        rows = store.scan(Family.PROPERTY, at, self._stop, limit=limit)
+        try:
+            rows = store.scan(Family.PROPERTY, at, self._stop, limit=limit)
+            places = [decode_property(key, value).place for key, value in rows.rows]
+        except StoreCorrupt as error:
+            raise IndexDamaged(str(error)) from error
+        name, wanted = self._wanted
         found: list[FoundRow] = []
         size = 0
-        for looked, (key, value) in enumerate(rows.rows, 1):
-            place = decode_property(key, value).place
+        for looked, ((key, value), place) in enumerate(zip(rows.rows, places, strict=True), 1):
             stored = _waiting(store, place, value) if isinstance(place, PendingPlace) else _queued(store, place)
             if stored is None:  # it moved or was removed in the meantime; a moved one has a later row
                 continue
@@ -133,7 +151,8 @@ class _Page:
                 if isinstance(place, PendingPlace)
                 else self._in_queue(store, stored.value, place)
             )
-            found += [row] if row is not None else []
+            if row is not None and user_properties(row.message.payload).get(name) == wanted:
+                found.append(row)
             if size >= _BYTES_PER_STEP and looked < len(rows.rows):
                 return _Step(found, looked, key + b"\0")
         return _Step(found, len(rows.rows), None if rows.is_complete else rows.rows[-1][0] + b"\0")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dmq.broker.operations.admin import BEGIN, END, Operator
 from dmq.broker.operations.dead_letters import DeadLetters, Letter
+from dmq.broker.operations.index_builds import IndexBuilds
 from dmq.broker.operations.lag import Lag, in_flight
 from dmq.broker.operations.message_states import GroupState, Where
 from dmq.broker.operations.removal_jobs import Procedures
@@ -18,6 +19,7 @@ __all__ = [
     "KEEP_DEFAULT",
     "DeadLetters",
     "GroupState",
+    "IndexBuilds",
     "Lag",
     "Letter",
     "Operator",

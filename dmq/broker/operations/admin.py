@@ -11,6 +11,7 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, dead_letter_topi
 from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.io import Place, begin_of, offset_stored_at
 from dmq.broker.operations.dead_letters import DeadLetters
+from dmq.broker.operations.index_builds import IndexBuilds
 from dmq.broker.operations.lag import Lags
 from dmq.broker.operations.message_states import GroupStates
 from dmq.broker.operations.removal_jobs import Procedures
@@ -67,6 +68,7 @@ class Operator(BrokerPart):
         procedures: Procedures,
         dead_letters: DeadLetters,
         retention: Retention,
+        index_builds: IndexBuilds,
         limits: ScheduleLimits,
     ) -> None:
         super().__init__(shared)
@@ -77,6 +79,7 @@ class Operator(BrokerPart):
         self._procedures = procedures
         self._dead_letters = dead_letters
         self._retention = retention
+        self._index_builds = index_builds
         self.schedules = Schedules(shared, limits)
         self.lags = Lags(self._store, self._names, subscriptions)
 
@@ -145,6 +148,8 @@ class Operator(BrokerPart):
                 ops += [*GroupQueue(group_id, topic.topic_id, queue_id).start_at(0), Emit(event, 0)]
         done = self._commits.submit(ops)
         self._names.add_topic(changed)
+        if changed.index_properties != topic.index_properties:
+            self._index_builds.change(topic, changed)
         for found in loaded:
             found.grow(changed)
         await self._commits.committed(done)

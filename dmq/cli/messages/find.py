@@ -52,6 +52,7 @@ class _Place(NamedTuple):
 class _Page(NamedTuple):
     matches: list[Match]
     next_token: str
+    is_building: bool = False
 
 
 @app.command()
@@ -108,6 +109,8 @@ def find(
         out.show_table(("STATE", "TOPIC", "GROUP", "MESSAGE ID", "WHEN", "KEYS"), rows, details=("WHEN", "KEYS"))
         if is_known and not scan:
             out.note("found by an index; --scan searches message keys as well")
+    if search.is_building:
+        out.note("the index is being built, so older messages may be missing; repeat the command later")
     if following:
         out.note(f"there may be more: --after {following}")
     if not found:
@@ -143,6 +146,7 @@ class _Search:
         self._found = found
         self._progress = progress
         self._calls = 0
+        self.is_building = False  # whether an index may lack messages
 
     def run(self, places: Iterator[_Place], start: _Place | None) -> str:
         """Search the places from ``start`` on, and return where the next command continues; empty at the end."""
@@ -157,6 +161,7 @@ class _Search:
                     return str(place)
                 page = _search(self._client, place, self._wanted, min(_PAGE, self._limit - len(self._found)))
                 self._calls += 1
+                self.is_building |= page.is_building
                 self._found += page.matches
                 self._progress.show(f"{place.name}, {len(self._found):,} found")
                 if not page.next_token:
@@ -182,7 +187,8 @@ def _search(client: AdminClient, place: _Place, wanted: str, limit: int) -> _Pag
         case "property":
             name, _, value = wanted.partition("=")
             answer = client.find_messages(place.name, name, value, place.token, limit)
-            return _Page([_of_property(place.name, each) for each in answer.messages], answer.next_token)
+            matches = [_of_property(place.name, each) for each in answer.messages]
+            return _Page(matches, answer.next_token, answer.is_building)
         case "topic":
             request = wire.ListMessagesRequest(topic=place.name, key=wanted, token=place.token, limit=limit)
             messages = client.messages(request)

@@ -226,8 +226,8 @@ def set_(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Index a user property, so that 'dmq find NAME=VALUE' finds messages stored from now on. "
-            "May be repeated; at most 8 for a topic.",
+            help="Index a user property, so that 'dmq find NAME=VALUE' finds messages. Earlier messages are added in "
+            "the background. May be repeated; at most 8 for a topic.",
         ),
     ] = None,
     no_index_property: Annotated[

@@ -24,6 +24,7 @@ from dmq.store.schema.group import (
 from dmq.store.schema.identity import decode_identity
 from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_of
 from dmq.store.schema.ledger import decode_head, decode_ledger
+from dmq.store.schema.notified import decode_overdue
 from dmq.store.schema.orders import decode_job, decode_procedure
 from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.own_keys import decode_key_holder
@@ -171,6 +172,7 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_BEGIN: (keys.unpack_u64, "begin"),
     keys.META_BOUND: (keys.unpack_u64, "figure"),
     keys.META_NOTIFIED: (keys.unpack_u64, "figure"),
+    keys.META_OVERDUE: (decode_overdue, "notification"),
     keys.META_JOB: (decode_job, "job"),
     keys.META_ACTIVITY: (partial(decode_activity, 0), "activity"),
     keys.META_RESET: (keys.unpack_u64, "reset"),

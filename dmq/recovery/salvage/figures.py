@@ -139,7 +139,9 @@ def save_meta(
             new.put(Family.META, key, _job(value, moves, names))
         elif kind == "procedure":
             new.put(Family.META, key, _procedure(decode_procedure(key, value), moves))
-        elif kind in {"other", "reset", "activity"} or (kind == "begin" and read_begin(key, value)[0] not in moved):
+        elif kind in {"other", "reset", "activity", "notification"} or (
+            kind == "begin" and read_begin(key, value)[0] not in moved
+        ):
             new.put(Family.META, key, value)
     assert figures.outbox is not None
     new.put(Family.META, keys.META_OUTBOX, encode_state(figures.outbox))

@@ -13,7 +13,7 @@ from dmq.store import Store, StoreOptions
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
-from dmq.store.writer.operations import Delete, IndexProperties, Op, Put, Restore
+from dmq.store.writer.operations import Delete, IndexBuilt, IndexProperties, Op, Put, Restore
 from dmq.store.writer.writer import Unit
 
 _OPS_PER_UNIT = 1_000
@@ -51,7 +51,7 @@ class Replay:
             yield replay
             replay.flush()
 
-    def add(self, op: Put | Delete | Restore | IndexProperties) -> None:
+    def add(self, op: Put | Delete | Restore | IndexProperties | IndexBuilt) -> None:
         """Add an operation to the current unit; full units are submitted."""
         self._ops.append(op)
         self._bytes += sum(len(each) for each in op if isinstance(each, bytes))

@@ -39,7 +39,7 @@ from dmq.store.schema import keys
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
 from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key
 from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
-from dmq.store.writer.operations import IndexProperties, Restore
+from dmq.store.writer.operations import IndexBuilt, IndexProperties, Restore
 from dmq.trail.snapshots import cell_of
 
 REPORT_FILE = "SALVAGE.json"
@@ -147,6 +147,9 @@ class _Salvage:
         save_meta(look, moves, new, self._names, self._figures, self._bad_row)
         save_schedules(look, new, self._names, lost)
         tell_dropped(look.dropped, lost, self._needed)
+        for topic in self._names.topics.values():
+            if topic.index_properties:
+                new.add(IndexBuilt(topic.topic_id, topic.index_properties))
         new.flush()
 
     # -- the timeline and the index -----------------------------------------------------------------------------------

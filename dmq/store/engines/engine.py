@@ -68,6 +68,10 @@ class Engine(Protocol):
         """Return the last row in ``[start, stop)``, or ``None`` if the range is empty."""
         ...
 
+    def clear(self, family: Family) -> None:
+        """Remove all rows of a family, unreadable ones included. No other thread may use the engine meanwhile."""
+        ...
+
     def stats(self) -> EngineStats:
         """Return the current figures."""
         ...

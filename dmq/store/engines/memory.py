@@ -129,6 +129,10 @@ class MemoryEngine:
                 return None
             return table.keys[at], table.values[table.keys[at]]
 
+    def clear(self, family: Family) -> None:
+        self._check_open()
+        self._live[family], self._synced[family] = _Table(), _Table()
+
     def stats(self) -> EngineStats:
         self._check_open()
         return EngineStats(0, 0, sum(len(table.keys) for table in self._live))

@@ -226,6 +226,7 @@ class RocksEngine:
         options = options or RocksOptions()
         self.path = path
         self._corrupt = options.corrupt
+        self._is_strict = options.recovery_mode == "strict"
         # One shard. The LRU cache has 32: it would keep no block with a message of more than half a megabyte, and
         # each seek to an empty queue next to such a block would decompress all of it again.
         self._cache = Cache.new_hyper_clock_cache(options.cache_bytes, _BLOCK_BYTES)
@@ -239,7 +240,7 @@ class RocksEngine:
         self._memtable_bytes_max = options.memtable_bytes_max
         self._written_bytes = self._flushed_bytes = self._looked_bytes = 0
         self._switched_bytes = [0] * len(Family)  # written when the memtable of the family was new
-        is_strict = options.recovery_mode == "strict"
+        is_strict = self._is_strict
         self._is_read_only = options.is_read_only or options.secondary is not None
         self.recovered_cut_bytes = check_logs(path) if is_strict and options.secondary is None else 0
         access = AccessType.read_only() if options.is_read_only else AccessType.read_write()
@@ -402,6 +403,18 @@ class RocksEngine:
             raise self._told(error) from error
         self._raise_if_damaged(cursor)
         return None
+
+    def clear(self, family: Family) -> None:
+        db, name = self._open_db(), family.name.lower()
+        try:
+            del self._handles[family]  # it would keep the column family
+            self._dicts[family].close()
+            db.drop_column_family(name)
+            self._dicts[family] = db.create_column_family(name, _family_options(family, self._cache, self._is_strict))
+            self._handles.insert(family, db.get_column_family_handle(name))
+        except Exception as error:
+            self._has_failed = True
+            raise self._told(error) from error
 
     def stats(self) -> EngineStats:
         self._open_db()

@@ -65,6 +65,7 @@ META_BORDER = b"W"  # whether forwarding left messages in doubt
 META_LEDGER_HEAD = b"U"  # start of the ledger
 META_BYTES_HEAD = b"Z"  # start of counting pending bytes
 META_POSITION = b"L"  # position in the replication log
+META_OVERDUE = b"N"  # last notification of overdue messages
 # First letters of the keys of kinds with many rows.
 META_HOUR = b"m"  # counts of a scope's due entries for each minute of an hour
 META_MINUTE = b"c"  # the same for one minute, in format 1

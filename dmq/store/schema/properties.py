@@ -2,14 +2,19 @@
 
     property   "p" | topic 4 | digest of the name 8 | digest of the value 16 | place      value: index id, if pending
     start      "s" | part of a place before its number | topic 4 | digest of the name 8   value: number 8
+    built      "b" | topic 4 | digest of the name 8                                       value: empty
+    damaged    "d"                                                                        value: empty
     place      0 | scope 4 | sequence 8             pending
                1 | topic or lane 4 | queue 2 | offset 8   in a queue
 
 The topic is the one that the message was sent to, also for retries and dead letters. A value of any length has a digest
 (BLAKE2b) of a fixed one, so a key has at most 44 bytes.
 
-A start is the number of the first message of a scope or queue with a row for the property. Earlier messages were stored
-before the property was indexed. From there on each message with the property has a row, which a check verifies.
+A built row: each stored message with the property has a row. Without it, a start is the number from which on each
+message of a scope or queue has one; ``NEVER`` if none is known. The daemon then adds the rows of the earlier messages.
+
+All rows of the family follow from the stored messages. After damage the next opening removes them, and the daemon
+builds them again. A search that meets damage adds the damaged row, which has this effect as well.
 
 A pending message is found by its index row, so a change of its time changes no row here.
 """
@@ -34,7 +39,9 @@ from dmq.store.schema.record import (
     history_bytes,
 )
 
-PROPERTY, START = b"p", b"s"
+PROPERTY, START, BUILT, DAMAGED = b"p", b"s", b"b", b"d"
+FAMILY_RANGE = b"", b"\xff"
+NEVER = 2**64 - 1
 NAME_DIGEST_BYTES, VALUE_DIGEST_BYTES = 8, 16
 _PENDING, _QUEUED = 0, 1
 _SCOPE = struct.Struct(">BI")
@@ -128,6 +135,18 @@ def split_start(key: bytes) -> tuple[bytes, bytes]:
     if len(key) != at + 4 + NAME_DIGEST_BYTES:
         raise StoreCorrupt(f"the start of a property under a key of {len(key)} bytes")
     return key[1:at], key[at:]
+
+
+def built_key(of: bytes) -> bytes:
+    """Return the key of the built row of a property; ``of`` is the ``property_id``."""
+    return BUILT + of
+
+
+def split_built(key: bytes) -> bytes:
+    """Return the ``property_id`` in the key of a built row; raise ``StoreCorrupt`` if it is invalid."""
+    if len(key) != 1 + 4 + NAME_DIGEST_BYTES:
+        raise StoreCorrupt(f"the built row of a property under a key of {len(key)} bytes")
+    return key[1:]
 
 
 def decode_property(key: bytes, value: bytes) -> PropertyRow:

@@ -45,6 +45,8 @@ from dmq.store.writer.operations import (
     Hold,
     HoldOutbox,
     IfKnown,
+    IndexBuilt,
+    IndexMessages,
     IndexProperties,
     Occurrence,
     Op,
@@ -170,7 +172,10 @@ class Assembler:
         self._rows, self._records, self._appended = {}, [], {}
         self._gone, self._gone_count = set(), 0
         if self._properties is not None:
-            self._properties.begin(self._rows)
+            self._properties.begin(self._rows, batch)
+            for unit in units:
+                if unit and type(unit[0]) is IndexMessages:
+                    self._properties.stored(unit[0])
         self.counts.begin()
         self.outbox.begin()
         first_sequence = self._sequence + 1
@@ -617,9 +622,17 @@ class Assembler:
     def _index_properties(self, op: IndexProperties) -> Receipt:
         if self._properties is None and op.names:
             self._properties = PropertyRows(self._engine)
-            self._properties.begin(self._rows)
+            self._properties.begin(self._rows, self._batch)
         if self._properties is not None:
             self._properties.index(op.topic_id, op.names, self._batch)
+        return NO_RECEIPT
+
+    def _index_messages(self, _op: IndexMessages) -> Receipt:
+        return NO_RECEIPT  # done at the beginning of the batch
+
+    def _index_built(self, op: IndexBuilt) -> Receipt:
+        if self._properties is not None:
+            self._properties.built(op)
         return NO_RECEIPT
 
     def _close_ledger(self, op: CloseLedger) -> Receipt:
@@ -655,6 +668,8 @@ class Assembler:
         Tally: _tally,
         Bound: _bound,
         IndexProperties: _index_properties,
+        IndexMessages: _index_messages,
+        IndexBuilt: _index_built,
         CloseLedger: _close_ledger,
         HoldOutbox: _hold_outbox,
         DropOutbox: _drop_outbox,

@@ -290,6 +290,23 @@ class IndexProperties(NamedTuple):
     names: Sequence[str]
 
 
+class IndexMessages(NamedTuple):
+    """Add the rows of stored messages for the indexed properties of their topics.
+
+    ``keys`` are those of index rows of pending messages, or of messages in queues. Messages that are gone are skipped.
+    """
+
+    family: Family
+    keys: Sequence[bytes]
+
+
+class IndexBuilt(NamedTuple):
+    """Note that all messages with an indexed property of a topic have their rows."""
+
+    topic_id: int
+    names: Sequence[str]
+
+
 class CloseLedger(NamedTuple):
     """Delete the ledger of a topic with all its groups or, with a group, only the topic's ledger for that group."""
 
@@ -337,6 +354,8 @@ Op = (
     | Tally
     | Bound
     | IndexProperties
+    | IndexMessages
+    | IndexBuilt
     | CloseLedger
     | HoldOutbox
     | DropOutbox

@@ -51,7 +51,7 @@ from dmq.store.schema.ledger import (
     unpack_ledger_key,
 )
 from dmq.store.schema.names import GROUPED, Keep
-from dmq.store.schema.notified import notified_key
+from dmq.store.schema.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.schema.own_keys import (
     KeyHolder,
@@ -781,6 +781,7 @@ def _schedules() -> list[Case]:
 
 def meta() -> list[Case]:
     """Figures, names, counts, and what operators ordered."""
+    overdue = OverdueNotification(NOW, b"{}")
     return [
         *_figures(),
         *_name_rows(),
@@ -791,6 +792,7 @@ def meta() -> list[Case]:
         Case("begin", keys.begin_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("bound", keys.bound_key(TOPIC, QUEUE), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
         Case("notified", notified_key(TOPIC), keys.pack_u64(17), lambda _, v: keys.unpack_u64(v), 17),
+        Case("overdue", keys.META_OVERDUE, encode_overdue(overdue), lambda _, v: decode_overdue(v), overdue),
         Case(
             "ledger",
             keys.META_LEDGER + pack_pair(TOPIC, GROUP),
@@ -849,6 +851,14 @@ def properties() -> list[Case]:
         case("property of a queued message", queue, 17, b"", of_properties.QueuePlace(LANE, QUEUE, 17)),
         start("start of a property in a scope", scope),
         start("start of a property in a queue", queue),
+        Case(
+            "built row of a property",
+            of_properties.built_key(of),
+            b"",
+            lambda key, _: of_properties.split_built(key),
+            of,
+        ),
+        Case("damaged row", of_properties.DAMAGED, b"", lambda key, _: key, of_properties.DAMAGED),
     ]
 
 

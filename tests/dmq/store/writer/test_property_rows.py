@@ -16,7 +16,7 @@ from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import Receipt, failed_id
-from dmq.store.schema.keys import META_SETTINGS, Family, pack_queue_key
+from dmq.store.schema.keys import META_SETTINGS, WAITING_GENERATION, Family, pack_queue_key
 from dmq.store.schema.names import TopicSettings, encode_topic_settings
 from dmq.store.schema.own_keys import own_key_row, row_of
 from dmq.store.schema.properties import PROPERTY, property_id, queue_place, row_key, scope_place
@@ -38,6 +38,8 @@ from dmq.store.writer.operations import (
     Append,
     Delete,
     HandOver,
+    IndexBuilt,
+    IndexMessages,
     IndexProperties,
     Op,
     Put,
@@ -141,6 +143,20 @@ def test_other_topics_are_not_read() -> None:
     store.close()
 
 
+def test_a_message_that_is_withdrawn_in_the_batch_of_its_build_has_no_row() -> None:
+    """The build comes first, whatever the order of the units, and one that is moved in the batch keeps its row."""
+    store = Store(MemoryEngine(), ManualClock(), OPTIONS)
+    (gone,), (moved,) = (store.commit([delayed(each, a="1")]) for each in (b"m", b"n"))
+    store.commit(indexed("a"))
+    found = [key for key, _ in all_rows(store, Family.INDEX)]
+    end = Withdraw(gone.key, TOPIC, b"m", NOW + 3_600_000, waiting_bytes(delayed(b"m", a="1").record))
+    later = delayed(b"n", a="1").record
+    move = Reschedule(moved.key, TOPIC, b"n", NOW + 3_600_000, NOW + 1, later, b"", by_reader=False)
+    _commit_together(store, [[end], [move], [IndexMessages(Family.INDEX, found)]])
+    assert rows(store) == [pending_key("1", 2)]
+    store.close()
+
+
 class History:
     """A store whose messages move in every way, and whose topics gain and lose indexes."""
 
@@ -211,6 +227,14 @@ class History:
         start, self.begin = self.begin, self.begin + count
         self.store.commit([Delete(Family.QUEUE, pack_queue_key(TOPIC, 0, start), pack_queue_key(TOPIC, 0, self.begin))])
 
+    def build(self, topic_id: int, is_whole: bool) -> None:
+        """Add the rows of earlier messages: of all, or of every other one."""
+        for family, start in ((Family.INDEX, WAITING_GENERATION.to_bytes(4, "big")), (Family.QUEUE, b"")):
+            found = [key for key, _ in all_rows(self.store, family) if key.startswith(start)]
+            self.store.commit([IndexMessages(family, found if is_whole else found[::2])])
+        if is_whole:
+            self.store.commit([IndexBuilt(topic_id, self.names[topic_id])])
+
     def kill(self) -> None:
         """End the run and open what was written."""
         self.store.close()
@@ -226,6 +250,7 @@ _steps = st.one_of(
     st.tuples(st.just("fail"), _values),
     st.tuples(st.just("end"), st.integers(0, 9), st.sampled_from(("hand over", "cancel", "move", "reschedule"))),
     st.tuples(st.just("trim"), st.integers(1, 2)),
+    st.tuples(st.just("build"), st.sampled_from((TOPIC, OTHER)), st.booleans()),
     st.tuples(st.just("kill")),
 )
 
