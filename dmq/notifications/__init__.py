@@ -4,7 +4,8 @@ Imports: ``dmq.broker``, ``dmq.store``, ``dmq.config`` and below. Interface: the
 their settings.
 
 A *source* makes the next notification, a *channel* delivers it, and a ``Notifier`` decides when. The position of a
-source is durable only after the delivery, so a notification is delivered at least once.
+source is durable only after the delivery, so a notification is delivered at least once. One of overdue messages is
+stored before its delivery, since the messages may be delivered first.
 """
 
 from __future__ import annotations

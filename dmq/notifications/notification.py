@@ -71,7 +71,7 @@ def of_dead_letters(cell_id: str, found: DeadLetterRange, now_ms: int) -> Notifi
 
 
 def of_overdue(cell_id: str, found: OverdueCounts, now_ms: int) -> Notification:
-    """Return the notification of overdue messages."""
+    """Return a new notification of overdue messages."""
     data = {
         "cell": cell_id,
         "count": sum(found.topics.values()) + sum(found.groups.values()),
@@ -80,7 +80,16 @@ def of_overdue(cell_id: str, found: OverdueCounts, now_ms: int) -> Notification:
         "groups": [{"group": name, "retries": count} for name, count in _most(found.groups)],
         "message_ids": list(found.message_ids),
     }
-    return _notification("overdue", f"overdue_{cell_id}_{now_ms}", now_ms, data)
+    return _notification("overdue", _overdue_id(cell_id, now_ms), now_ms, data)
+
+
+def stored_overdue(cell_id: str, made_at_ms: int, body: bytes) -> Notification:
+    """Return a notification of overdue messages that was made and stored before."""
+    return Notification("overdue", _overdue_id(cell_id, made_at_ms), body)
+
+
+def _overdue_id(cell_id: str, made_at_ms: int) -> str:
+    return f"overdue_{cell_id}_{made_at_ms}"
 
 
 def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -23,7 +23,8 @@ def notifiers_of(config: DaemonConfig, broker: EmbeddedBroker) -> list[Notifier]
         channel = _channel(config, config.on_dead_letter, broker)
         found.append(Notifier("dead_letter", letters, channel, clock, every_s=every_s))
     if config.on_overdue is not None:
-        overdue = OverdueSource(broker, own_topics, int(config.overdue_after.total_seconds() * 1000))
+        after_ms = int(config.overdue_after.total_seconds() * 1000)
+        overdue = OverdueSource(broker, own_topics, after_ms, every_ms=int(every_s * 1000))
         channel = _channel(config, config.on_overdue, broker)
         found.append(Notifier("overdue", overdue, channel, clock, every_s=every_s))
     return found

@@ -20,11 +20,12 @@ from dmq.notifications.notification import (
     OverdueCounts,
     of_dead_letters,
     of_overdue,
+    stored_overdue,
 )
 from dmq.store import Store
 from dmq.store.schema.index import ids_of
-from dmq.store.schema.keys import Family, pack_u64, timeline_key, timeline_mark, unpack_u64
-from dmq.store.schema.notified import notified_key
+from dmq.store.schema.keys import META_OVERDUE, Family, pack_u64, timeline_key, timeline_mark, unpack_u64
+from dmq.store.schema.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
 from dmq.store.schema.record import decode_waiting
 from dmq.store.writer.operations import Put
 from retry.dead_letter import DeadFilter
@@ -154,28 +155,51 @@ class OverdueSource:
     """Messages and retries on the timeline that are late by ``after_ms`` or more; all together are one subject.
 
     Messages held by a pause or a rate of their topic are late on purpose, and are left out.
+
+    A notification is stored before its delivery, so that it is delivered also after a kill, and after the messages.
+    Within ``every_ms`` there is no other one. While the store accepts no writes, which makes messages late, it is
+    delivered without being stored.
     """
 
     subject: Final = "overdue"
 
-    def __init__(self, broker: EmbeddedBroker, own_topics: frozenset[str], after_ms: int) -> None:
+    def __init__(self, broker: EmbeddedBroker, own_topics: frozenset[str], after_ms: int, *, every_ms: int) -> None:
         self._broker = broker
         self._own_topics = own_topics
         self._after_ms = after_ms
+        self._every_ms = every_ms
+        self._last: OverdueNotification | None = None  # None: not read yet
 
     async def report(self, is_due: Callable[[str], bool]) -> NotificationReport | None:
         """As ``Source.report``."""
         if not is_due(self.subject):
             return None
         store = self._broker.store
+        last = self._last if self._last is not None else await self._broker.reader.run(_last_overdue)
+        self._last = last
+        if last.body:
+            return self._report(last)
         now_ms = store.clock.now_ms()
+        if last.made_at_ms <= now_ms < last.made_at_ms + self._every_ms:
+            return None
         found = await asyncio.to_thread(self._find, now_ms - self._after_ms)
         if found is None:
             return None
-        return NotificationReport(self.subject, of_overdue(store.cell_id, found, now_ms), [])
+        last = OverdueNotification(now_ms, of_overdue(store.cell_id, found, now_ms).body)
+        if not store.write_obstacle():
+            await self._broker.commits.commit([_overdue_row(last)])
+        self._last = last
+        return self._report(last)
 
-    def delivered(self, report: NotificationReport) -> None:
-        """As ``Source.delivered``: there is no position."""
+    def _report(self, last: OverdueNotification) -> NotificationReport:
+        store = self._broker.store
+        progress = [] if store.write_obstacle() else [_overdue_row(last._replace(body=b""))]
+        return NotificationReport(self.subject, stored_overdue(store.cell_id, *last), progress)
+
+    def delivered(self, report: NotificationReport) -> None:  # noqa: ARG002 - the only subject
+        """As ``Source.delivered``."""
+        assert self._last is not None
+        self._last = self._last._replace(body=b"")
 
     def _find(self, before_ms: int) -> OverdueCounts | None:
         """Return the messages due before a time, or None; reads one row if there are none."""
@@ -195,6 +219,15 @@ class OverdueSource:
                 groups[group.name] = count
         topics = {name: count for name, count in topics.items() if name not in self._own_topics}
         return OverdueCounts(topics, groups, oldest_ms, _oldest_ids(store, before_ms)) if topics or groups else None
+
+
+def _last_overdue(store: Store) -> OverdueNotification:
+    (row,) = store.get_many(Family.META, [META_OVERDUE])
+    return decode_overdue(row) if row is not None else OverdueNotification(0, b"")
+
+
+def _overdue_row(last: OverdueNotification) -> Put:
+    return Put(Family.META, META_OVERDUE, encode_overdue(last))
 
 
 def _oldest_ids(store: Store, before_ms: int) -> list[str]:

@@ -53,6 +53,10 @@ def of_overdue(rig: EmbeddedRig) -> Notifier:
     return made
 
 
+def overdue_webhooks(rig: EmbeddedRig, receiver: Receiver) -> Notifier:
+    return notifier(rig, rig._path, receiver, on_dead_letter="none", on_overdue=receiver.url)
+
+
 async def notifications(rig: EmbeddedRig) -> list[dict[str, object]]:
     """The notifications in the topic that the group "watchers" has not got yet."""
     found = await receive(rig, group="watchers", topic="alerts")
@@ -302,6 +306,63 @@ async def test_overdue_messages_are_reported(rig: EmbeddedRig) -> None:
     rig.clock.advance(int(EVERY_S * 1000))
     await made.look()
     assert await notifications(rig) == []
+
+
+@every_durable_broker(queues=1)
+async def test_a_delay_that_ends_before_its_notification_is_reported(rig: EmbeddedRig) -> None:
+    """At least once, with one id: the receiver fails, the daemon is killed, and the messages are delivered."""
+    await rig.broker.send([a_message("m-1", deliver_at_ms=rig.clock.now_ms() + MINUTE_MS)])
+    rig.clock.advance(3 * MINUTE_MS)
+    with receiving() as receiver:
+        made = overdue_webhooks(rig, receiver)
+        receiver.answers.put(answer(503))
+        receiver.answers.put(b"")  # accepted, perhaps: no answer
+        await made.look()
+        await rig.restart(End.KILL)
+        await rig.settle()
+        made = overdue_webhooks(rig, receiver)
+        await made.look()
+        assert made.totals.failed == 1
+        await rig.restart(End.KILL)
+        made = overdue_webhooks(rig, receiver)
+        await made.look()
+        assert made.totals.sent == 1
+        webhooks = [receiver.next() for _ in range(3)]
+        assert {each.headers["webhook-id"] for each in webhooks} == {webhooks[0].headers["webhook-id"]}
+        assert {each.body for each in webhooks} == {webhooks[0].body}
+        assert webhooks[0].data["message_ids"] == ["m-1"]
+        rig.clock.advance(int(EVERY_S * 1000))
+        await made.look()
+        assert receiver.connections == 3
+
+
+@every_durable_broker(queues=1)
+async def test_a_delay_is_not_reported_again_by_the_next_run(rig: EmbeddedRig) -> None:
+    """Only once the interval is over, by whichever run; a kill between two reports repeats none."""
+    await rig.broker.send([a_message("m-1", deliver_at_ms=rig.clock.now_ms() + MINUTE_MS)])
+    rig.clock.advance(3 * MINUTE_MS)
+    with receiving() as receiver:
+        await overdue_webhooks(rig, receiver).look()
+        await rig.restart(End.KILL)
+        rig.clock.advance(int(EVERY_S * 1000) - 1)
+        await overdue_webhooks(rig, receiver).look()
+        assert receiver.connections == 1
+        rig.clock.advance(1)
+        await overdue_webhooks(rig, receiver).look()
+        first, second = receiver.next(), receiver.next()
+        assert first.headers["webhook-id"] != second.headers["webhook-id"]
+
+
+@every_durable_broker(queues=1)
+async def test_a_delay_by_a_full_disk_is_reported_meanwhile(rig: EmbeddedRig) -> None:
+    """Once in an interval of this run, although nothing can be stored."""
+    await rig.broker.send([a_message("m-1", deliver_at_ms=rig.clock.now_ms() + MINUTE_MS)])
+    rig.clock.advance(3 * MINUTE_MS)
+    with receiving() as receiver, patch.object(rig.store, "write_obstacle", return_value="the disk is full"):
+        made = overdue_webhooks(rig, receiver)
+        await made.look()
+        await made.look()
+        assert (receiver.next().data["count"], receiver.connections, made.totals.sent) == (1, 1, 1)
 
 
 @every_durable_broker(queues=1)
