@@ -6,14 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.errors import Refused, Rule
 from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import ADDRESS, KEY, Holder, Quotas
 from dmq.acl.rules import AccessKey, Need
-from dmq.acl.signature import Header
+from dmq.acl.signature import Header, claim_of, unauthorized
 from dmq.http2 import LOOPBACK, Admission, RequestHeaders
+from dmq.runtime.guess_limit import CALLS, GuessLimit
 
 _KEPT: Final = 8192
+_OWN: Final = frozenset((LOOPBACK, ""))  # web processes count for their own callers; "": the transport has no addresses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,7 @@ class RpcPolicy:
         self._entrances = dict(entrances)
         self._guard = guard
         self._quotas = quotas
+        self._guesses = GuessLimit(CALLS, quotas.clock)
         self._known: dict[tuple[str, str], Admission] = {}  # of calls that need no key
 
     def admit(self, path: str, headers: RequestHeaders, address: str) -> Admission:
@@ -56,16 +59,31 @@ class RpcPolicy:
         """Return the admission of a call that needs a key, from any transport."""
         assert self._guard is not None
         assert entrance.lacks is not None
+        guesses = self._guesses
         try:
+            if wait_s := guesses.wait_s(address, lambda: claim_of(header).access_key):
+                raise unauthorized(f"too many signatures from {address} were refused: not checked for {wait_s:.0f} s")
             key = self._guard.enter(entrance.rpc, header, entrance.lacks)
         except Refused as refused:
+            if refused.rule is Rule.UNAUTHORIZED and address not in _OWN and _is_signed(header):
+                guesses.admit(address)
             made = _admission(entrance, address)
             made.refusal, made.is_operator = refused, False
             return made
+        guesses.right(address, key.name)
         self._quotas.judge(key)
         made = _admission(entrance, address)
         made.key, made.credential = key.name, key
         return made
+
+
+def _is_signed(header: Header) -> bool:
+    """Return True if a call has a signature, right or wrong: an unsigned call is no guess."""
+    try:
+        claim_of(header)
+    except Refused:
+        return False
+    return True
 
 
 def holders_of(admission: Admission | None) -> tuple[Holder, ...]:

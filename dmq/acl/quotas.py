@@ -149,7 +149,7 @@ class Quotas:
         Raises ValueError if ``limits`` cannot be decoded.
         """
         self.bounds = bounds or QuotaBounds()
-        self._clock = clock
+        self._clock = self.clock = clock
         self._set = dict(_decoded(limits)) if limits else {}
         self._uses: dict[Holder, _Use] = {}
         self._ruleless: set[str] = set()  # keys

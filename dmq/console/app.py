@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,6 +22,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from broker_adapter.runtime.clock import Clock, SystemClock
 from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
 from dmq.config.units import format_time, is_loopback
 from dmq.console import shown
@@ -29,11 +31,12 @@ from dmq.console.live import STREAMS_MAX, Feed, OverviewFeed, ScreenFeed
 from dmq.console.sessions import IDLE_S_MAX, BrowserSession, BrowserSessions, Connect
 from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
 from dmq.errors import DmqError
+from dmq.runtime.guess_limit import GuessLimit, GuessRate
 
 FORM_BYTES_MAX: Final = 64 * 1024
 FORM_FIELDS_MAX: Final = 1_020  # 1,000 chosen rows, and the other fields of a form
 _WHY_CHARS_MAX: Final = 200
-_REFUSED_SIGN_IN_S: Final = 1.0  # a guess of a secret costs as much
+_GUESSES: Final = GuessRate(per_address=10, in_all=100, period_s=60.0)
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -73,13 +76,14 @@ class FormRejected(Exception):
 class Console:
     """Pages about one daemon."""
 
-    def __init__(self, settings: ConsoleSettings, connect: Connect) -> None:
+    def __init__(self, settings: ConsoleSettings, connect: Connect, clock: Clock | None = None) -> None:
         self._settings = settings
         self._sessions = BrowserSessions(connect)
         prefix = "__Host-" if settings.is_encrypted else ""  # no other host of the domain can set it
         self._cookie = f"{prefix}dmq_console_{settings.port}"  # browsers do not separate cookies by port
         self._templates = _templates()
         self._streams = 0
+        self._guesses = GuessLimit(_GUESSES, clock or SystemClock())
 
     def app(self) -> ASGIApp:
         """Return the application."""
@@ -251,15 +255,22 @@ class Console:
             return self._page(request, session, "sign_in.html.j2", values, 400)
         if self._settings.requires_sign_in and await asyncio.to_thread(self._is_open):
             raise FormRejected("The daemon has no access keys (acl): this console serves its own host only.")
+        address = request.client.host if request.client is not None else ""
+        if wait_s := self._guesses.admit(address):
+            error = f"Too many sign-ins were refused. Sign in again in {math.ceil(wait_s)} s."
+            response = self._page(request, session, "sign_in.html.j2", {**values, "error": error}, 429)
+            response.headers["Retry-After"] = str(math.ceil(wait_s))
+            return response
         made = await asyncio.to_thread(self._sessions.start, key, secret)
         try:
             await asyncio.to_thread(made.client.list_topics, limit=1)
         except DmqError as error:
             self._sessions.end(made)
             if not isinstance(error, NotAllowed):
+                self._guesses.not_refused(address)
                 raise
-            await asyncio.sleep(_REFUSED_SIGN_IN_S)
             return self._page(request, session, "sign_in.html.j2", {**values, "error": str(error)}, 403)
+        self._guesses.right(address)
         self._sessions.end(session)
         return self._with_cookie(RedirectResponse(target, 303), made)
 

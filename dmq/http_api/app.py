@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -20,12 +22,13 @@ from starlette.routing import Route
 from broker_adapter.contracts.errors import Rule
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.trace_context import TRACEPARENT
-from dmq.http_api.callers import metadata_of
+from dmq.http_api.callers import credentials_of, metadata_of
 from dmq.http_api.daemon import DaemonChannel
 from dmq.http_api.openapi import document
 from dmq.http_api.problems import Problem, of_rule, pointer
-from dmq.http_api.routes import ROUTES, ApiRoute, Given
+from dmq.http_api.routes import ROUTES, Answer, ApiRoute, Given
 from dmq.http_api.sending import KINDS
+from dmq.runtime.guess_limit import CALLS, GuessLimit
 
 BODY_BYTES_MAX: Final = 16 * 2**20  # of one request
 BODIES_BYTES_MAX: Final = 64 * 2**20  # of all requests that are being received or answered
@@ -77,6 +80,7 @@ class HttpApi:
         self._daemon = daemon
         self._clock = clock
         self._bodies = _Bodies()
+        self._guesses = GuessLimit(CALLS, clock)
 
     def application(self) -> Starlette:
         """Return the application."""
@@ -103,7 +107,7 @@ class HttpApi:
             route = routes["GET" if request.method == "HEAD" else request.method]
             try:
                 given = await self._given(route, request)
-                return _json(await route.call(self._daemon, given, self._clock), route.status)
+                return _json(await self._answer(route, request, given), route.status)
             except Problem as problem:
                 return _problem(problem)
             except ClientDisconnect:
@@ -112,6 +116,25 @@ class HttpApi:
                 self._bodies.release(request)
 
         return endpoint
+
+    async def _answer(self, route: ApiRoute, request: Request, given: Given) -> Answer:
+        """Call the daemon; raise ``Problem(429)`` if too many credentials of the caller's address were refused."""
+        credentials, guesses = credentials_of(request.headers), self._guesses
+        if not credentials:
+            return await route.call(self._daemon, given, self._clock)
+        address = request.client.host if request.client is not None else ""
+        if wait_s := guesses.admit(address, credentials):
+            refused = Problem(429, "too many access keys of this address were refused, so this one is not checked")
+            refused.retry_after_s = math.ceil(wait_s)
+            raise refused
+        try:
+            answer = await route.call(self._daemon, given, self._clock)
+        except Problem as problem:
+            if problem.status != HTTPStatus.UNAUTHORIZED:
+                guesses.not_refused(address, credentials)
+            raise
+        guesses.right(address, credentials)
+        return answer
 
     async def _given(self, route: ApiRoute, request: Request) -> Given:
         _check_host(request)

@@ -10,6 +10,7 @@ daemon alone decides about both. A request without either is passed on without a
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Final
 
@@ -38,6 +39,20 @@ def metadata_of(headers: Mapping[str, str], clock: Clock) -> Metadata:
     if scheme != ALGORITHM or not authorization.isascii() or not authorization.isprintable():
         raise of_rule(Rule.UNAUTHORIZED, f"unknown authorization; expected Bearer KEY:SECRET, or {ALGORITHM}")
     return (*passed_on, (AUTHORIZATION_HEADER, authorization))
+
+
+def credentials_of(headers: Mapping[str, str]) -> str:
+    """Return a text that identifies the credentials of a request; empty if it has none.
+
+    It is the digest of a bearer token, which contains the secret, and the access key of a signature, which is another
+    one for each request.
+    """
+    authorization = headers.get(AUTHORIZATION_HEADER, "")
+    scheme, _, rest = authorization.partition(" ")
+    if scheme == ALGORITHM:
+        credential = next((each for each in rest.split(",") if each.strip().lower().startswith("credential=")), "")
+        return f"key {credential.partition('=')[2].partition('/')[0]}"
+    return f"token {hashlib.blake2b(authorization.encode(), digest_size=16).hexdigest()}" if authorization else ""
 
 
 def _signed(token: str, clock: Clock) -> Metadata:

@@ -54,6 +54,8 @@ IN_DOUBT: Final = frozenset({503, 504})
 class Problem(Exception):
     """An answer that reports an error. ``members`` are further members of the document."""
 
+    retry_after_s = RETRY_AFTER_S
+
     def __init__(self, status: int, detail: str, *, rule: Rule | None = None, **members: object) -> None:
         super().__init__(detail)
         self.status = status
@@ -68,7 +70,7 @@ class Problem(Exception):
         if self.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = 'Bearer realm="rock-dmq", MQv2-HMAC-SHA1'
         if self.status in {429, 503}:
-            headers["Retry-After"] = str(RETRY_AFTER_S)
+            headers["Retry-After"] = str(self.retry_after_s)
         return headers
 
     def document(self) -> dict[str, object]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import re
 import ssl
+from collections import Counter
 from collections.abc import Iterator
-from http.client import HTTPSConnection
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import pytest
 from support.rigs.acl import OPERATOR, Key, write_acl
+from support.rigs.consoles import console
 from support.rigs.daemon import START_S_MAX, Daemon, run_command
 
 pytestmark = pytest.mark.integration
@@ -29,15 +32,20 @@ class Answer(NamedTuple):
 class Browser:
     """A client that keeps the cookie of the console, and sends forms as its pages do."""
 
-    def __init__(self, port: int, certificate: Path) -> None:
+    def __init__(self, port: int, certificate: Path | None) -> None:
         self.host = f"127.0.0.1:{port}"
         self.cookie = ""
-        self._tls = ssl.create_default_context(cafile=str(certificate))
-        self._tls.check_hostname = False
+        self._tls = ssl.create_default_context(cafile=str(certificate)) if certificate is not None else None
+        if self._tls is not None:
+            self._tls.check_hostname = False
 
     def ask(self, method: str, path: str, body: str = "", **headers: str) -> Answer:
         """Send one request with the cookie."""
-        connection = HTTPSConnection(self.host, context=self._tls, timeout=START_S_MAX)
+        connection: HTTPConnection = (
+            HTTPSConnection(self.host, context=self._tls, timeout=START_S_MAX)
+            if self._tls is not None
+            else HTTPConnection(self.host, timeout=START_S_MAX)
+        )
         try:
             connection.request(method, path, body or None, {"Cookie": self.cookie, **headers})
             answer = connection.getresponse()
@@ -51,7 +59,12 @@ class Browser:
         """Send the form of the page."""
         (token,) = re.findall(r'name="token" value="([^"]+)"', self.ask("GET", "/sign-in?next=/topics").text)
         fields = {"token": token, "access_key": key.access_key, "secret": key.secret_key, "next": "/topics"}
-        return self.ask("POST", "/sign-in", urlencode(fields), Origin=origin or f"https://{self.host}")
+        return self.ask("POST", "/sign-in", urlencode(fields), Origin=origin or self.origin)
+
+    @property
+    def origin(self) -> str:
+        """Origin of the pages."""
+        return f"{'https' if self._tls is not None else 'http'}://{self.host}"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +95,27 @@ def test_no_page_is_shown_without_a_sign_in(browser: Browser) -> None:
     assert browser.ask("GET", "/topics").status == 303
     assert browser.sign_in(OPERATOR).headers["location"] == "/topics"
     assert "Topics" in browser.ask("GET", "/topics").text
+
+
+def test_guesses_are_bounded_also_in_parallel(daemon: Daemon) -> None:
+    """By a console of its own, which forgets them; a right secret is not checked then, and an open session stays."""
+    with console(daemon.address) as url:
+        port = urlsplit(url).port
+        assert port is not None
+        known = Browser(port, None)
+        assert known.sign_in(OPERATOR).status == 303
+
+        def guess(number: int) -> int:
+            return Browser(port, None).sign_in(OPERATOR._replace(secret_key=f"guess-{number}")).status
+
+        with ThreadPoolExecutor(16) as pool:
+            found = Counter(pool.map(guess, range(30)))
+        assert found.keys() == {403, 429}
+        assert 10 <= found[403] <= 15  # a few more than at once are allowed in the time that passed
+        refused = Browser(port, None).sign_in(OPERATOR)
+        assert (refused.status, 1 <= int(refused.headers["retry-after"]) <= 60) == (429, True)
+        assert "Too many sign-ins were refused" in refused.text
+        assert "Topics" in known.ask("GET", "/topics").text
 
 
 def test_the_cookie_is_for_this_host_and_https_alone(browser: Browser) -> None:

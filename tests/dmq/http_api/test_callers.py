@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
 from support.rigs.acl import HOOK, OPERATOR, READER, SHOP, Key
-from support.rigs.http_api import Answer, Api, problem_of
+from support.rigs.http_api import Answer, Api, problem_of, serving
+
+from dmq.runtime.guess_limit import CALLS
 
 pytestmark = pytest.mark.integration
 _MESSAGES = "/v1/topics/orders/messages"
@@ -38,6 +41,22 @@ def test_a_wrong_secret_is_unauthorized(guarded: Api, secret: str) -> None:
     key = Key(SHOP.access_key, secret)
     guarded.refused(401, "POST", _MESSAGES, {"body": "hello"}, key=key)
     problem_of(_signed(guarded, key), 401)
+
+
+def test_guesses_are_bounded_and_stop_no_known_token(guarded: Api) -> None:
+    """Parallel ones too: above the limit the daemon is not asked. Run in a process of its own, which forgets it."""
+    with serving(guarded.daemon.address) as other:
+        other.done("GET", "/v1/topics", key=SHOP)
+
+        def guess(number: int) -> Answer:
+            return other.ask("GET", "/v1/topics", key=Key(SHOP.access_key, f"guess-{number}"))
+
+        with ThreadPoolExecutor(16) as pool:
+            found = [each.status for each in pool.map(guess, range(CALLS.per_address + 20))]
+        assert 20 - 5 <= found.count(429) <= 20  # a few more are allowed in the time that passed
+        refused = guess(0)
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        other.done("GET", "/v1/topics", key=SHOP)
 
 
 @pytest.mark.parametrize("authorization", ["Basic c2hvcDp4", "Bearer", "Bearer shop", "Bearer :x", "Bearer sh\x7fop:x"])
