@@ -23,7 +23,15 @@ from dmq.broker.groups import LeaseEnds, Subscriptions
 from dmq.broker.handles import EntryHandles, ReceiptHandles
 from dmq.broker.io import Commits, Reader
 from dmq.broker.message_spans import MessageSpans, SendCall
-from dmq.broker.operations import KEEP_DEFAULT, DeadLetters, IndexBuilds, Operator, Procedures, Retention
+from dmq.broker.operations import (
+    KEEP_DEFAULT,
+    DeadLetters,
+    IndexBuilds,
+    MessageJobs,
+    Operator,
+    Procedures,
+    Retention,
+)
 from dmq.broker.pulling import Pulls
 from dmq.broker.sending import Placement, Sends
 from dmq.broker.topics import (
@@ -145,6 +153,7 @@ class EmbeddedBroker:
     def _add_upkeep(self, shared: SharedParts, keep: Keep, keep_forwarded: Keep | None, limits: ScheduleLimits) -> None:
         """Add the parts that change names, reset groups and remove messages."""
         subscriptions = self.subscriptions
+        self.message_jobs = MessageJobs(shared, self.delayed)
         self.procedures = procedures = Procedures(
             shared, subscriptions=subscriptions, tails=self.pulls.tails, receipts=self.receipts
         )
@@ -184,6 +193,7 @@ class EmbeddedBroker:
         await self.failures.close()
         await self.transactions.close()
         await self.dead_letters.close()
+        await self.message_jobs.close()
         self.reader.close()
 
     @property

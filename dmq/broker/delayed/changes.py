@@ -26,7 +26,7 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_waiting,
 )
-from dmq.store.writer.operations import IfKnown, Reschedule, Withdraw
+from dmq.store.writer.operations import IfKnown, Put, Reschedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 ENTRIES_PER_UNIT_MAX = 128
@@ -43,6 +43,7 @@ class ChangeOutcome(IntEnum):
     UNKNOWN = 4  # its end is no longer remembered, or it was never accepted
     REPLACED = 5  # already replaced by a later message with its own key
     EXPIRES = 6  # unchanged: it expires (``DMQ_NOT_AFTER_MS``) before it could be delivered at the new time
+    TOO_FAR = 7  # unchanged: the new time is beyond the longest delay
 
 
 class HeldBy(IntEnum):
@@ -87,6 +88,8 @@ _ENDED = {
     EntryState.ABSORBED: ChangeOutcome.UNKNOWN,
 }
 _Change = Callable[[bytes, Receipt, bytes], Withdraw | Reschedule | Changed]
+# Row that is written in the batch that changes a message, from its id and its answer.
+Note = Callable[[bytes, Changed], Put]
 
 
 class DelayedMessages(BrokerPart):
@@ -105,31 +108,60 @@ class DelayedMessages(BrokerPart):
         self.cancelled_total = 0
         self.rescheduled_total = 0
 
-    async def cancel(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
+    async def cancel(self, topic: str, meant: Sequence[Meant], note: Note | None = None) -> list[Changed]:
         """Cancel messages; none with outcome DONE is delivered afterwards."""
-        changed = await self._change(topic, meant, _cancelled, nullcontext())
+
+        def change(message_id: bytes, receipt: Receipt, value: bytes) -> Withdraw:
+            op = _cancelled(message_id, receipt, value)
+            if note is None:
+                return op
+            return op._replace(instead=(note(message_id, Changed(ChangeOutcome.DONE, self._clock.now_ms())),))
+
+        changed = await self._change(topic, meant, change, nullcontext())
         self.cancelled_total += sum(each.outcome is ChangeOutcome.DONE for each in changed)
         return changed
 
     async def reschedule(self, topic: str, meant: Sequence[Meant], deliver_at_ms: int) -> list[Changed]:
         """Change the delivery time of messages; a past time means now.
 
-        A message that expires by then keeps its time, because no consumer would receive it at the new one. Raise
-        ``Refused(DELIVERY_TIME)`` for a time beyond the longest delay, ``Overloaded`` while the disk is almost full.
+        Raise ``Refused(DELIVERY_TIME)`` for a time beyond the longest delay. Otherwise as ``move``.
         """
-        now_ms = self._store.clock.now_ms
-        delay_ms, delay_max_ms = deliver_at_ms - now_ms(), self._delay_max_ms
-        if delay_max_ms is not None and delay_ms > delay_max_ms:
+        self.check_time(deliver_at_ms)
+        return await self.move(topic, meant, lambda _: deliver_at_ms)
+
+    def check_time(self, deliver_at_ms: int) -> None:
+        """Raise ``Refused(DELIVERY_TIME)`` for a time beyond the longest delay."""
+        delay_ms = deliver_at_ms - self._clock.now_ms()
+        if self._is_too_far(deliver_at_ms):
             why = f"the delivery time is {delay_ms} ms ahead"
-            raise Refused(Rule.DELIVERY_TIME, why, value=deliver_at_ms, limit=f"{delay_max_ms} ms")
+            raise Refused(Rule.DELIVERY_TIME, why, value=deliver_at_ms, limit=f"{self._delay_max_ms} ms")
+
+    def _is_too_far(self, deliver_at_ms: int) -> bool:
+        delay_ms = deliver_at_ms - self._clock.now_ms()
+        return self._delay_max_ms is not None and delay_ms > self._delay_max_ms
+
+    async def move(
+        self, topic: str, meant: Sequence[Meant], new_time: Callable[[int], int], note: Note | None = None
+    ) -> list[Changed]:
+        """Change the delivery time of each message to ``new_time`` of its current one; a past time means now.
+
+        A message that expires by then keeps its time, because no consumer would receive it at the new one. Raise
+        ``Overloaded`` while the disk is almost full.
+        """
 
         def change(message_id: bytes, receipt: Receipt, value: bytes) -> Reschedule | Changed:
             if self._store.is_disk_low():
                 raise Overloaded("the disk is almost full", limit="disk_low_water_bytes")
+            now_ms, deliver_at_ms = self._clock.now_ms(), new_time(decode_waiting(value).deliver_at_ms)
+            if self._is_too_far(deliver_at_ms):
+                return Changed(ChangeOutcome.TOO_FAR, 0)
             not_after_ms = body_not_after_ms(value[WAITING_HEADER_BYTES:])
-            if 0 < not_after_ms <= max(deliver_at_ms, now_ms()):  # as a send with these times
+            if 0 < not_after_ms <= max(deliver_at_ms, now_ms):  # as a send with these times
                 return Changed(ChangeOutcome.EXPIRES, not_after_ms)
-            return rescheduled(message_id, receipt, value, deliver_at_ms, now_ms())
+            op = rescheduled(message_id, receipt, value, deliver_at_ms, now_ms)
+            if note is None:
+                return op
+            return op._replace(also=note(message_id, Changed(ChangeOutcome.DONE, op.deliver_at_ms)))
 
         changed = await self._change(topic, meant, change, self._moving)
         self.rescheduled_total += sum(each.outcome is ChangeOutcome.DONE for each in changed)

@@ -1,6 +1,7 @@
-"""Operators' work on topics, groups and dead letters; retention and lag.
+"""Operators' work on topics, groups, pending messages and dead letters; retention and lag.
 
-Imports: all other packages of the broker. Interface: administration, removal jobs, dead letters, retention, lag.
+Imports: all other packages of the broker. Interface: administration, removal jobs, dead letters, bulk changes
+of pending messages, retention, lag.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from dmq.broker.operations.admin import BEGIN, END, Operator
 from dmq.broker.operations.dead_letters import DeadLetters, Letter
 from dmq.broker.operations.index_builds import IndexBuilds
 from dmq.broker.operations.lag import Lag, in_flight
+from dmq.broker.operations.message_filter import is_due, is_meant
+from dmq.broker.operations.message_jobs import MessageJobs, PendingMessage
 from dmq.broker.operations.message_states import GroupState, Where
 from dmq.broker.operations.removal_jobs import Procedures
 from dmq.broker.operations.retention import KEEP_DEFAULT, Retention
@@ -22,9 +25,13 @@ __all__ = [
     "IndexBuilds",
     "Lag",
     "Letter",
+    "MessageJobs",
     "Operator",
+    "PendingMessage",
     "Procedures",
     "Retention",
     "Where",
     "in_flight",
+    "is_due",
+    "is_meant",
 ]

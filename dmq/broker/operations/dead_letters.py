@@ -13,7 +13,6 @@ An unreadable letter is listed without its facts and stays in the queue.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from typing import NamedTuple
 import structlog
 from google.protobuf.message import DecodeError
 
-from broker_adapter.contracts.errors import BrokerError, Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope, MessageType, pack_id, unpack_id
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.contracts.topics import RETRY_PREFIX, check_topic, dead_letter_topic, retry_topic
@@ -34,10 +33,11 @@ from broker_adapter.wire.mapping import NOT_AFTER_MS, full_name, resource_of, to
 from dmq.broker.groups import GroupQueue, Subscriptions
 from dmq.broker.io import look_at
 from dmq.broker.message_spans import MessageSpans
+from dmq.broker.operations.jobs import Jobs, rows_per_unit
 from dmq.broker.sending import Placement
 from dmq.broker.topics import FORWARDER_GROUP, BrokerPart, Group, SharedParts, Topic
 from dmq.broker.transactions import GIVEN_UP_GROUP
-from dmq.errors import StoreCorrupt, StoreError
+from dmq.errors import StoreCorrupt
 from dmq.store.schema.failure_reason import decode_reason
 from dmq.store.schema.group import LetterOutcome, decode_outcome, encode_outcome, outcome_key
 from dmq.store.schema.index import redriven_history, redriven_id
@@ -58,11 +58,8 @@ BYTES_PER_CALL_MAX = 16 * 1024 * 1024
 _ROWS_PER_LOOK = 64  # rows are decoded on the event loop, which serves other tasks between two scans
 ROWS_PER_UNIT_MAX = 128
 BYTES_PER_UNIT_MAX = 4 * 1024 * 1024
-UNITS_PER_S = 10  # units per second of a rate-limited job
 JOBS_KEPT = 1_000  # ended jobs make room beyond this; running ones stay
 _JOB_ROWS_MAX = 1_000_000
-_PAUSE_S_MAX = 0.5
-_FAILED_PAUSE_S = 10.0  # a read error rarely clears within moments
 
 
 class Letter(NamedTuple):
@@ -109,10 +106,10 @@ class DeadLetters(BrokerPart):
         self._subscriptions = subscriptions
         self._settled = subscriptions.settled
         self._placement = placement
-        self._jobs: dict[int, Job] = {}  # by id, in ascending order
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._jobs = Jobs[Job](shared.commits, self)
         self.redriven_total = 0
         self.purged_total = 0
+        stored = list[Job]()
         for _, value in self._store.scan(Family.META, *meta_range(META_JOB), limit=_JOB_ROWS_MAX).rows:
             try:
                 job = decode_job(value)
@@ -120,16 +117,12 @@ class DeadLetters(BrokerPart):
                 raise StoreCorrupt(str(error)) from error
             if job.state is JobState.RUNNING and dead_letter_topic(job.group) not in self._names.topics:
                 raise StoreCorrupt(f"job {job.job_id} uses a dead-letter queue without a record")
-            self._jobs[job.job_id] = job
-        for job in self._jobs.values():
-            if job.state is JobState.RUNNING:
-                self._begin(job.job_id)
+            stored.append(job)
+        self._jobs.load(stored)
 
     async def close(self) -> None:
         """Stop the job tasks; running jobs resume in the next run."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._jobs.close()
 
     # -- listing ------------------------------------------------------------------------------------------------------
 
@@ -225,7 +218,7 @@ class DeadLetters(BrokerPart):
 
     def jobs(self, group: str = "") -> list[Job]:
         """Return the jobs of a group, or of all groups, newest first."""
-        return [job for job in reversed(self._jobs.values()) if not group or job.group == group]
+        return self._jobs.newest_first(group)
 
     async def start(self, job: Job, *, is_dry_run: bool) -> Job:
         """Start ``job``, durable on return; for a dry run, only count its effects.
@@ -244,65 +237,40 @@ class DeadLetters(BrokerPart):
         ).advanced(first)
         if is_dry_run:
             return await self._counted(topic, job)
-        self._check_alone(job)
+        self._jobs.check_alone(job)
         if job.to_topic and self._names.leaves(job.to_topic):  # only the cluster can confirm that it exists
             await self._catalog.topic(job.to_topic)
-            self._check_alone(job)
         if topic is not None and self._names.topics.get(topic.name) is not topic:
             raise Refused(Rule.NOT_FOUND, "the dead letters of the group are being removed", value=job.group)
-        job = replace(job, job_id=max(self._jobs, default=0) + 1)
-        ops = [_job_row(job), *self._forget()]
-        self._jobs[job.job_id] = job
-        done = self._commits.submit(ops)
-        if job.state is JobState.RUNNING:  # its units follow this one, and the caller may be cancelled from now on
-            self._begin(job.job_id)
-        await self._commits.committed(done)
-        return job
+        return await self._jobs.start(job)
 
     async def stop(self, job_id: int) -> Job:
         """Stop a job at its current position, durable on return."""
-        job = self.job(job_id)
-        ops: list[Op] = []
-        if job.state is JobState.RUNNING:
-            job = self._jobs[job_id] = replace(job, state=JobState.STOPPED)
-            ops.append(_job_row(job))
-        await self._commits.commit(ops)  # also without ops: its end may not be durable yet
-        return job
+        return await self._jobs.stop(job_id)
 
     async def resume(self, job_id: int) -> Job:
         """Continue a stopped job at its position, durable on return."""
         topic = self._names.topics.get(dead_letter_topic(self.job(job_id).group))
         end = await self._reader.end(topic.topic_id, 0) if topic is not None else 0
         job = self.job(job_id)
-        ops: list[Op] = []
         if job.state is JobState.STOPPED:
             self._check_group(job)
             self._check_target(job)
-            self._check_alone(job)
             # A queue that was made again under this name has other letters at these offsets.
             current = self._names.topics.get(dead_letter_topic(job.group))
             if topic is None or current is None or current.topic_id != topic.topic_id:
                 raise Refused(Rule.NOT_FOUND, "the dead letters of the job were removed", value=job_id)
             if topic.created_at_ms > job.created_at_ms or end < job.end_offset:
                 raise Refused(Rule.NOT_FOUND, "the dead letters of the job were removed", value=job_id)
-            job = self._jobs[job_id] = replace(job, state=JobState.RUNNING)
-            ops.append(_job_row(job))
-        done = self._commits.submit(ops)  # also without ops: its state may not be durable yet
-        if ops:
-            self._begin(job_id)
-        await self._commits.committed(done)
-        return self._jobs.get(job_id, job)
+        return await self._jobs.resume(job_id)
 
     def job(self, job_id: int) -> Job:
         """Return a job. Raise ``Refused`` if there is none with this number."""
-        job = self._jobs.get(job_id)
-        if job is None:
-            raise Refused(Rule.NOT_FOUND, "no job has this number", value=job_id)
-        return job
+        return self._jobs.get(job_id)
 
     def is_at_work(self, group: str) -> bool:
         """Return True if a job is running on the dead letters of a group."""
-        return any(job.group == group and job.state is JobState.RUNNING for job in self._jobs.values())
+        return self._jobs.is_at_work(group)
 
     def _check_target(self, job: Job) -> None:
         """Refuse a topic that cannot receive dead letters, and an unknown topic: a misspelt name would receive all of
@@ -321,10 +289,6 @@ class DeadLetters(BrokerPart):
             why = "the group does not exist: its letters can go to all groups of their topics, or to a topic"
             raise Refused(Rule.REQUEST, why, value=job.group, limit="--all-groups or --to TOPIC")
 
-    def _check_alone(self, job: Job) -> None:
-        if self.is_at_work(job.group):
-            raise Refused(Rule.REQUEST, "another job of this group is running", value=job.group)
-
     async def _counted(self, topic: Topic | None, job: Job) -> Job:
         while topic is not None and job.state is JobState.RUNNING:
             rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_CALL_MAX, BYTES_PER_CALL_MAX)
@@ -332,59 +296,36 @@ class DeadLetters(BrokerPart):
             _, job = _look(job, settled, partial(self._is_possible, job, is_dry_run=True), rows, len(rows))
         return job
 
-    def _forget(self) -> list[Op]:
-        """Forget the oldest ended jobs to make room for a new one; return the ops."""
-        ended = [job_id for job_id, job in self._jobs.items() if job.state is not JobState.RUNNING]
-        ops: list[Op] = []
-        for job_id in ended[: max(0, len(self._jobs) + 1 - JOBS_KEPT)]:
-            del self._jobs[job_id]
-            ops.append(Delete(Family.META, job_key(job_id)))
-        return ops
+    # -- the work of the job engine -----------------------------------------------------------------------------------
 
-    def _begin(self, job_id: int) -> None:
-        if job_id in self._tasks and not self._tasks[job_id].done():
-            return  # stopped and resumed while it waits: it continues
-        task = asyncio.get_running_loop().create_task(self._run(job_id), name=f"dmq-job-{job_id}")
-        self._tasks[job_id] = task
-        task.add_done_callback(partial(self._ended, job_id))
+    def subject(self, job: Job) -> tuple[str, str]:
+        """Return the group of the dead letters that a job changes."""
+        return "group", job.group
 
-    def _ended(self, job_id: int, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(job_id) is task:
-            del self._tasks[job_id]
+    def ops_of(self, job: Job) -> Sequence[Op]:
+        """Return the op that stores a job."""
+        return (_job_row(job),)
 
-    async def _run(self, job_id: int) -> None:
-        job = self._jobs[job_id]
-        log.info("job_started", job=job_id, kind=job.kind, group=job.group, next=job.next_offset, end=job.end_offset)
-        free_at_s = 0.0
-        while (job := self._jobs[job_id]).state is JobState.RUNNING:
-            now_s = self._clock.monotonic_s()
-            # A redrive sends, and a full disk refuses sends. A purge deletes, which is always allowed.
-            is_held = job.kind is JobKind.REDRIVE and self._store.is_disk_low()
-            if now_s < free_at_s or is_held:
-                await asyncio.sleep(_PAUSE_S_MAX if is_held else min(free_at_s - now_s, _PAUSE_S_MAX))
-                continue
-            try:
-                done = await self._advance(job)
-            except Exception as error:  # any error: a task that ended silently would look like a running job
-                is_bug = not isinstance(error, BrokerError | StoreError)
-                log.error("job_failed", job=job_id, error=str(error), exc_info=is_bug)  # noqa: TRY400
-                if self._store.failure is not None:
-                    return
-                await asyncio.sleep(_FAILED_PAUSE_S)
-                continue
-            if job.rate_per_s:  # measured from this unit: no catching up after a pause
-                free_at_s = now_s + done / job.rate_per_s
-        log.info("job_ended", job=job_id, state=job.state, done=job.done, passed=job.passed, failed=job.failed)
+    def to_forget(self, jobs: Sequence[Job]) -> Sequence[Job]:
+        """Return the oldest ended jobs beyond ``JOBS_KEPT``."""
+        ended = [job for job in jobs if job.state is not JobState.RUNNING]
+        return ended[: max(0, len(jobs) + 1 - JOBS_KEPT)]
 
-    async def _advance(self, job: Job) -> int:
+    def ops_of_removal(self, job: Job) -> Sequence[Op]:
+        """Return the op that deletes a job."""
+        return (Delete(Family.META, job_key(job.job_id)),)
+
+    def is_held(self, job: Job) -> bool:
+        """Return True on low disk space: a redrive sends. A purge deletes, which is always allowed."""
+        return job.kind is JobKind.REDRIVE and self._store.is_disk_low()
+
+    async def advance(self, job: Job) -> int:
         """Execute one unit of a job, durable on return; return the number of letters settled."""
-        done_max = ROWS_PER_UNIT_MAX
-        if job.rate_per_s:
-            done_max = max(1, min(done_max, int(job.rate_per_s / UNITS_PER_S)))
+        done_max = rows_per_unit(job, ROWS_PER_UNIT_MAX)
         topic = self._names.topics[dead_letter_topic(job.group)]
         settled = await self._settled.load(topic.topic_id)
         rows, _ = await self._rows(topic, job.next_offset, job.end_offset, ROWS_PER_UNIT_MAX, BYTES_PER_UNIT_MAX)
-        if self._jobs[job.job_id] is not job:  # stopped during the read
+        if not self._jobs.is_current(job):  # stopped during the read
             return 0
         meant, after = _look(job, settled, partial(self._is_possible, job), rows, done_max)
         self._make_lanes(job, meant)
@@ -395,7 +336,7 @@ class DeadLetters(BrokerPart):
             ops += self._redriven(topic, job, row, redriven) if is_redrive else self._purged(topic, job, row)
         for row in meant:
             ops += settled.finish((row.offset,))
-        self._jobs[job.job_id] = after
+        self._jobs.advanced(after)
         await self._commits.commit(ops)
         for emit in redriven:
             emit()

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +14,7 @@ import typer
 from broker_adapter.wire.plain import to_plain
 from dmq.cli.bulk.confirm import confirm
 from dmq.cli.bulk.engine import check_missing
+from dmq.cli.bulk.jobs import JobLook, watch_job
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -25,6 +25,7 @@ from dmq.cli.output.times import past_ms
 from dmq.cli.session.options import (
     BodyOption,
     Consent,
+    DetachOption,
     GroupArgument,
     KeysOption,
     LimitOption,
@@ -32,6 +33,7 @@ from dmq.cli.session.options import (
     MessageIdsOption,
     OptionGroup,
     OutFileOption,
+    RateOption,
     Session,
     with_reason,
     with_session,
@@ -139,11 +141,6 @@ def letters_of(
         yield from page.letters
         offset = page.next_offset
         left = None if left is None else left - len(page.letters)
-
-
-_LOOK_AGAIN_S_MIN, _LOOK_AGAIN_S_MAX = 0.05, 0.5
-
-DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job continues in the daemon.")]
 
 
 @app.command()
@@ -349,9 +346,7 @@ def redrive(
     all_groups: Annotated[
         bool, typer.Option("--all-groups", help="Send each message to all groups of its original topic.")
     ] = False,
-    rate: Annotated[
-        float | None, typer.Option(metavar="N", help="Maximum rate, in messages per second.  [default: unlimited]")
-    ] = None,
+    rate: RateOption = None,
     consent: Consent,
     detach: DetachOption = False,
 ) -> None:
@@ -476,11 +471,6 @@ def resume(
     session.show(resumed, f"job {resumed.job_id} is {_state(resumed)}: {_counts(resumed)}")
 
 
-def pause(seconds: float) -> None:
-    """Wait before the next look at a job."""
-    Event().wait(seconds)
-
-
 def _run(session: Session, client: AdminClient, request: wire.StartJobRequest, *, detach: bool, yes: bool) -> None:
     but = "" if len(request.filter.ListFields()) == 1 else " that the other options mean"
     text = f"not among the dead letters of group {request.group} without an outcome{but}"
@@ -545,25 +535,16 @@ def _start(client: AdminClient, request: wire.StartJobRequest) -> wire.Job:
 
 def _watch(client: AdminClient, job: wire.Job, *, quiet: bool) -> wire.Job:
     """Show the progress of ``job`` until it ends, and return its last state."""
-    wait_s = _LOOK_AGAIN_S_MIN
     if not quiet and _state(job) == "running":
         out.note(f"job {job.job_id}: {_kind(job)} of {job.group}")
-    try:
-        with Progress(f"job {job.job_id}", quiet=quiet) as progress:
-            while _state(job) == "running":
-                progress.show(_counts(job), done=_looked_at(job), of=_size(job))
-                pause(wait_s)
-                wait_s = min(2 * wait_s, _LOOK_AGAIN_S_MAX)
-                job = _again(client, job)
-    except KeyboardInterrupt:
-        text = f"job {job.job_id} continues in the daemon; 'dmq dead stop {job.job_id}' stops it"
-        raise CommandFailed(text, ExitCode.INTERRUPTED) from None
-    except DmqError as error:
-        if not error.retriable:
-            raise
-        text = f"{error}; job {job.job_id} continues with the daemon, see 'dmq dead jobs {job.group}'"
-        raise CommandFailed(text, ExitCode.UNAVAILABLE) from error
-    return job
+    return watch_job(
+        job,
+        job.job_id,
+        again=lambda: _again(client, job),
+        look=lambda found: JobLook(_state(found) == "running", _counts(found), _looked_at(found), _size(found)),
+        commands=(f"dmq dead stop {job.job_id}", f"dmq dead jobs {job.group}"),
+        quiet=quiet,
+    )
 
 
 def _again(client: AdminClient, job: wire.Job) -> wire.Job:

@@ -88,6 +88,10 @@ AfterOption = Annotated[
         "--after", metavar="CURSOR", help="Continue after the end of a previous list, which printed this token."
     ),
 ]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Return at once; the job continues in the daemon.")]
+RateOption = Annotated[
+    float | None, typer.Option(metavar="N", help="Maximum rate, in messages per second.  [default: unlimited]")
+]
 OutFileOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="FILE", help="Output file, written whole or not at all.  [default: stdout]"),

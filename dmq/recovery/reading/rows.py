@@ -24,6 +24,7 @@ from dmq.store.schema.group import (
 from dmq.store.schema.identity import decode_identity
 from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_of
 from dmq.store.schema.ledger import decode_head, decode_ledger
+from dmq.store.schema.message_jobs import decode_job_message, decode_message_job
 from dmq.store.schema.notified import decode_overdue
 from dmq.store.schema.orders import decode_job, decode_procedure
 from dmq.store.schema.outbox import decode_state
@@ -174,6 +175,8 @@ _META_ROWS: Mapping[bytes, tuple[Callable[[bytes], object], str]] = {
     keys.META_NOTIFIED: (keys.unpack_u64, "figure"),
     keys.META_OVERDUE: (decode_overdue, "notification"),
     keys.META_JOB: (decode_job, "job"),
+    keys.META_MESSAGE_JOB: (decode_message_job, "message job"),
+    keys.META_JOB_MESSAGE: (decode_job_message, "message job"),
     keys.META_ACTIVITY: (partial(decode_activity, 0), "activity"),
     keys.META_RESET: (keys.unpack_u64, "reset"),
     keys.META_SCHEDULE: (decode_schedule, "schedule"),

@@ -139,7 +139,7 @@ def save_meta(
             new.put(Family.META, key, _job(value, moves, names))
         elif kind == "procedure":
             new.put(Family.META, key, _procedure(decode_procedure(key, value), moves))
-        elif kind in {"other", "reset", "activity", "notification"} or (
+        elif kind in {"other", "reset", "activity", "notification", "message job"} or (
             kind == "begin" and read_begin(key, value)[0] not in moved
         ):
             new.put(Family.META, key, value)

@@ -428,9 +428,11 @@ class Assembler:
         return waiting if is_there and not self._is_gone(op.key) else None
 
     def _reschedule(self, op: Reschedule) -> Receipt:
-        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _, by_reader, own_key = op
+        key, scope, message_id, due_ms, deliver_at_ms, record, event, half_body, _, by_reader, own_key, also = op
         if (waiting := self._found(op)) is None:
             return NO_RECEIPT
+        if also is not None:
+            self._put(also)
         if deliver_at_ms == due_ms and not by_reader:
             return waiting._replace(repeated=False)
         sequence = waiting.sequence

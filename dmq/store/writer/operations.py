@@ -162,7 +162,7 @@ class Reschedule(NamedTuple):
     It stays the same entry and keeps its sequence. Nothing is done if it no longer waits under ``key``; the receipt
     then has no state. ``by_reader`` means that the reader itself moves a row that it has read. Otherwise the reader may
     have read the row already; the writer then prevents its hand-over. An entry already scheduled for that time stays
-    unchanged, and its receipt has the state WAITING.
+    unchanged, and its receipt has the state WAITING. ``also`` is set in both cases, unless the entry is gone.
     """
 
     key: bytes  # its timeline key
@@ -176,6 +176,7 @@ class Reschedule(NamedTuple):
     if_gone: IfKnown = IfKnown.REFUSE
     by_reader: bool = True
     own_key: bytes = b""
+    also: Put | None = None
 
 
 class Hold(NamedTuple):

@@ -17,6 +17,7 @@ from dmq.store.schema import group as of_group
 from dmq.store.schema import index, keys, outbox, record
 from dmq.store.schema.identity import Identity
 from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.message_jobs import job_message_key, job_messages_range, message_job_key
 from dmq.store.schema.notified import notified_key
 from dmq.store.schema.spool import spool_total_key
 from dmq.trail import events
@@ -182,6 +183,8 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "settings": keys.settings_key(name),
         "holds": keys.holds_key(name),
         "job": keys.job_key(job),
+        "message job": message_job_key(job),
+        "message of a job": job_message_key(job, name),
         "activity": keys.activity_key(job),
         "begin": keys.begin_key(name, 1),
         "bound": keys.bound_key(name, 1),
@@ -199,6 +202,8 @@ def test_meta_rows_are_apart(scope: int, name: int, job: int) -> None:
         "holds": keys.meta_range(keys.META_HOLDS),
         "bytes": keys.meta_range(keys.META_BYTES),
         "job": keys.meta_range(keys.META_JOB),
+        "message job": keys.meta_range(keys.META_MESSAGE_JOB),
+        "message of a job": job_messages_range(job),
         "activity": keys.meta_range(keys.META_ACTIVITY),
         "procedure": keys.meta_range(keys.META_PROCEDURE),
         "reset": keys.reset_range(name),

@@ -50,6 +50,18 @@ from dmq.store.schema.ledger import (
     pack_pair,
     unpack_ledger_key,
 )
+from dmq.store.schema.message_jobs import (
+    JobMessage,
+    MessageFilter,
+    MessageJob,
+    MessageJobKind,
+    decode_job_message,
+    decode_message_job,
+    encode_job_message,
+    encode_message_job,
+    job_message_key,
+    message_job_key,
+)
 from dmq.store.schema.names import GROUPED, Keep
 from dmq.store.schema.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
 from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
@@ -127,6 +139,25 @@ DEAD_HISTORY = HISTORY._replace(reason=int(Reason.EXHAUSTED))
 TERMS = record.Terms(NOW + 500, 0)
 VIGIL = record.HalfMessageState(TERMS, 30_000, 2, 4)
 QUEUE = 3
+JOB_MESSAGE = JobMessage(b"\x01" * 17, 2**40, 1, NOW)
+MESSAGE_JOB = MessageJob(
+    job_id=3,
+    kind=MessageJobKind.RESCHEDULE,
+    topic="orders",
+    topic_id=TOPIC,
+    query="tag:late",
+    filter=MessageFilter(tag="late", due_before_ms=NOW),
+    delay_by_ms=-60_000,
+    rate_per_s=2.5,
+    created_at_ms=NOW,
+    is_selected=True,
+    next_offset=5,
+    end_offset=20,
+    done=3,
+    gone=1,
+    unchanged=1,
+    state=JobState.STOPPED,
+)
 JOB = Job(
     job_id=3,
     kind=JobKind.REDRIVE,
@@ -715,6 +746,11 @@ def _figures() -> list[Case]:
     ]
 
 
+def _of_value(decode: Callable[[bytes], object]) -> Callable[[bytes, bytes], object]:
+    """Return a reader of a row whose key has nothing to decode."""
+    return lambda _, value: decode(value)
+
+
 BEGUN = Activity(7, "SetTopic", NOW, CallOutcome.BEGUN, address="10.0.0.7", topic="orders", what="is_paused=True")
 DONE = BEGUN._replace(outcome=CallOutcome.REFUSED, ended_ms=NOW + 1, key="shop", group="g", why="disk", error="no")
 
@@ -744,6 +780,20 @@ def _orders() -> list[Case]:
             json.dumps(old_job, separators=(",", ":")).encode(),
             read_job,
             Job(**{name: getattr(JOB, name) for name in old_job} | {"all_groups": True}),
+        ),
+        Case(
+            "message job",
+            message_job_key(3),
+            encode_message_job(MESSAGE_JOB),
+            _of_value(decode_message_job),
+            MESSAGE_JOB,
+        ),
+        Case(
+            "message of a job",
+            job_message_key(3, 7),
+            encode_job_message(JOB_MESSAGE),
+            _of_value(decode_job_message),
+            JOB_MESSAGE,
         ),
         Case("limits", keys.META_QUOTAS, value, read_limits, set_limits),
         *(

@@ -13,9 +13,9 @@ from support.rigs.brokers import until
 from support.rigs.live_cell import LiveCell, WatchedClient
 
 from dmq.admin.client.client import CallFailed, DaemonUnavailable
-from dmq.broker.operations import dead_letters
+from dmq.broker.operations import jobs as job_engine
+from dmq.cli.bulk import jobs as watched
 from dmq.cli.bulk import progress
-from dmq.cli.messages import dead
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 
@@ -29,8 +29,8 @@ SLOW_MS = 1_000_000
 @pytest.fixture
 def daemon(live: LiveCell, monkeypatch: pytest.MonkeyPatch) -> LiveCell:
     """Three dead letters. Whoever watches a job looks again when it has done something, or ended."""
-    monkeypatch.setattr(dead_letters, "_PAUSE_S_MAX", 0.001)  # how soon a slow job sees that the clock moved
-    monkeypatch.setattr(dead, "pause", lambda seconds: step(live))
+    monkeypatch.setattr(job_engine, "_PAUSE_S_MAX", 0.001)  # how soon a slow job sees that the clock moved
+    monkeypatch.setattr(watched, "pause", lambda seconds: step(live))
     live.do(die(live.rig, *(a_message(f"D{number}", keys=(f"k{number}",)) for number in range(3)), group=GROUP))
     return live
 
@@ -229,7 +229,7 @@ def test_an_interrupt_stops_watching_only(daemon: LiveCell, monkeypatch: pytest.
     def interrupted(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dead, "pause", interrupted)
+    monkeypatch.setattr(watched, "pause", interrupted)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr.endswith("dmq: job 1 continues in the daemon; 'dmq dead stop 1' stops it\n")
@@ -277,7 +277,7 @@ def test_the_watch_reports_its_progress(daemon: LiveCell, monkeypatch: pytest.Mo
         waits.append(seconds)
         step(daemon)
 
-    monkeypatch.setattr(dead, "pause", pause)
+    monkeypatch.setattr(watched, "pause", pause)
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     result = daemon.run(*REDRIVE, "--yes", *SLOW)
     assert result.stderr.splitlines() == [
