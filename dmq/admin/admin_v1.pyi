@@ -149,6 +149,7 @@ class Access(_message.Message):
         SCHEDULE: _ClassVar[Access.Scope]
         JOB: _ClassVar[Access.Scope]
         ANSWER: _ClassVar[Access.Scope]
+        MESSAGE_JOB: _ClassVar[Access.Scope]
     CELL: Access.Scope
     TOPIC: Access.Scope
     TOPIC_OR_ALL: Access.Scope
@@ -157,6 +158,7 @@ class Access(_message.Message):
     SCHEDULE: Access.Scope
     JOB: Access.Scope
     ANSWER: Access.Scope
+    MESSAGE_JOB: Access.Scope
     RIGHT_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     right: Access.Right
@@ -1981,6 +1983,7 @@ class ChangedMessage(_message.Message):
         UNKNOWN: _ClassVar[ChangedMessage.Outcome]
         REPLACED: _ClassVar[ChangedMessage.Outcome]
         EXPIRES: _ClassVar[ChangedMessage.Outcome]
+        TOO_FAR: _ClassVar[ChangedMessage.Outcome]
     OUTCOME_UNSPECIFIED: ChangedMessage.Outcome
     DONE: ChangedMessage.Outcome
     TOO_LATE: ChangedMessage.Outcome
@@ -1988,6 +1991,7 @@ class ChangedMessage(_message.Message):
     UNKNOWN: ChangedMessage.Outcome
     REPLACED: ChangedMessage.Outcome
     EXPIRES: ChangedMessage.Outcome
+    TOO_FAR: ChangedMessage.Outcome
     class HeldBy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         NOTHING: _ClassVar[ChangedMessage.HeldBy]
@@ -2013,6 +2017,126 @@ class ChangeMessagesResponse(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChangedMessage]
     def __init__(self, messages: _Optional[_Iterable[_Union[ChangedMessage, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class MessageJob(_message.Message):
+    __slots__ = ("job_id", "topic", "query", "cancel", "fire", "deliver_at_ms", "delay_by_ms", "rate_per_s", "created_at_ms", "state", "is_selected", "selected", "decided", "done", "gone", "unchanged")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    FIRE_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_BY_MS_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    IS_SELECTED_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    DECIDED_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    GONE_FIELD_NUMBER: _ClassVar[int]
+    UNCHANGED_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    topic: str
+    query: str
+    cancel: bool
+    fire: bool
+    deliver_at_ms: int
+    delay_by_ms: int
+    rate_per_s: float
+    created_at_ms: int
+    state: JobState
+    is_selected: bool
+    selected: int
+    decided: int
+    done: int
+    gone: int
+    unchanged: int
+    def __init__(self, job_id: _Optional[int] = ..., topic: _Optional[str] = ..., query: _Optional[str] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., delay_by_ms: _Optional[int] = ..., rate_per_s: _Optional[float] = ..., created_at_ms: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., is_selected: _Optional[bool] = ..., selected: _Optional[int] = ..., decided: _Optional[int] = ..., done: _Optional[int] = ..., gone: _Optional[int] = ..., unchanged: _Optional[int] = ...) -> None: ...
+
+class StartMessageJobRequest(_message.Message):
+    __slots__ = ("topic", "query", "cancel", "fire", "deliver_at_ms", "delay_by_ms", "rate_per_s", "is_dry_run")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
+    FIRE_FIELD_NUMBER: _ClassVar[int]
+    DELIVER_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DELAY_BY_MS_FIELD_NUMBER: _ClassVar[int]
+    RATE_PER_S_FIELD_NUMBER: _ClassVar[int]
+    IS_DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    query: str
+    cancel: bool
+    fire: bool
+    deliver_at_ms: int
+    delay_by_ms: int
+    rate_per_s: float
+    is_dry_run: bool
+    def __init__(self, topic: _Optional[str] = ..., query: _Optional[str] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., delay_by_ms: _Optional[int] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ...) -> None: ...
+
+class StartMessageJobResponse(_message.Message):
+    __slots__ = ("job", "samples")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    job: MessageJob
+    samples: _containers.RepeatedCompositeFieldContainer[ListedMessage]
+    def __init__(self, job: _Optional[_Union[MessageJob, _Mapping[str, _Any]]] = ..., samples: _Optional[_Iterable[_Union[ListedMessage, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class ListMessageJobsRequest(_message.Message):
+    __slots__ = ("topic",)
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    def __init__(self, topic: _Optional[str] = ...) -> None: ...
+
+class ListMessageJobsResponse(_message.Message):
+    __slots__ = ("jobs",)
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    jobs: _containers.RepeatedCompositeFieldContainer[MessageJob]
+    def __init__(self, jobs: _Optional[_Iterable[_Union[MessageJob, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class ListMessageJobOutcomesRequest(_message.Message):
+    __slots__ = ("job_id", "offset", "limit", "only_missed")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ONLY_MISSED_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    offset: int
+    limit: int
+    only_missed: bool
+    def __init__(self, job_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., only_missed: _Optional[bool] = ...) -> None: ...
+
+class ListMessageJobOutcomesResponse(_message.Message):
+    __slots__ = ("messages", "next_offset")
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedCompositeFieldContainer[ChangedMessage]
+    next_offset: int
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChangedMessage, _Mapping[str, _Any]]]] = ..., next_offset: _Optional[int] = ...) -> None: ...
+
+class StopMessageJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class StopMessageJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: MessageJob
+    def __init__(self, job: _Optional[_Union[MessageJob, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ResumeMessageJobRequest(_message.Message):
+    __slots__ = ("job_id",)
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    def __init__(self, job_id: _Optional[int] = ...) -> None: ...
+
+class ResumeMessageJobResponse(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: MessageJob
+    def __init__(self, job: _Optional[_Union[MessageJob, _Mapping[str, _Any]]] = ...) -> None: ...
 
 class GetAccessRequest(_message.Message):
     __slots__ = ("topic", "group")
@@ -2151,6 +2275,11 @@ class AdminCalls:
     def due_histogram(self, topic: _Union[GetDueHistogramRequest, str, None] = ...) -> GetDueHistogramResponse: ...
     def verify_ledger(self, number: _Union[VerifyLedgerRequest, int, None] = ...) -> VerifyLedgerResponse: ...
     def change_messages(self, topic: _Union[ChangeMessagesRequest, str, None] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., own_keys: _Optional[_Iterable[str]] = ...) -> _containers.RepeatedCompositeFieldContainer[ChangedMessage]: ...
+    def start_message_job(self, topic: _Union[StartMessageJobRequest, str, None] = ..., query: _Optional[str] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., delay_by_ms: _Optional[int] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ...) -> StartMessageJobResponse: ...
+    def message_jobs(self, topic: _Union[ListMessageJobsRequest, str, None] = ...) -> _containers.RepeatedCompositeFieldContainer[MessageJob]: ...
+    def message_job_outcomes(self, job_id: _Union[ListMessageJobOutcomesRequest, int, None] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., only_missed: _Optional[bool] = ...) -> ListMessageJobOutcomesResponse: ...
+    def stop_message_job(self, job_id: _Union[StopMessageJobRequest, int, None] = ...) -> MessageJob: ...
+    def resume_message_job(self, job_id: _Union[ResumeMessageJobRequest, int, None] = ...) -> MessageJob: ...
     def access(self, topic: _Union[GetAccessRequest, str, None] = ..., group: _Optional[str] = ...) -> GetAccessResponse: ...
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[Setting]: ...
     def list_activity(self, since_ms: _Union[ListActivityRequest, int, None] = ..., key: _Optional[str] = ..., before: _Optional[int] = ..., limit: _Optional[int] = ...) -> ListActivityResponse: ...

@@ -181,6 +181,21 @@ ROUTES: Final[Sequence[ApiRoute]] = (
     _rpc(
         "POST", f"{_MESSAGES}/fire", "ChangeMessages", "Deliver delayed messages now", without=_OTHER_CHANGES, fire=True
     ),
+    _rpc(
+        "POST",
+        f"{_TOPIC}/message-jobs",
+        "StartMessageJob",
+        "Change all pending messages that match a query, or count them (is_dry_run)",
+    ),
+    _rpc("GET", "/v1/message-jobs", "ListMessageJobs", "List bulk changes of pending messages, newest first"),
+    _rpc(
+        "GET",
+        "/v1/message-jobs/{job_id}/outcomes",
+        "ListMessageJobOutcomes",
+        "List the messages of a bulk change with their outcomes",
+    ),
+    _rpc("POST", "/v1/message-jobs/{job_id}/stop", "StopMessageJob", "Stop a bulk change"),
+    _rpc("POST", "/v1/message-jobs/{job_id}/resume", "ResumeMessageJob", "Resume a stopped bulk change"),
     _rpc("GET", _LETTERS, "ListDeadLetters", "List dead letters"),
     _rpc(
         "POST",

@@ -56,7 +56,8 @@ _BODIES: Mapping[str, Need] = MappingProxyType(
     {TOPIC: Need(SUB, TOPIC, ANY, BODIES), GROUP: Need(ADMIN, GROUP, ANY, BODIES)}
 )
 _OR_ALL: Final = frozenset({wire.Access.TOPIC_OR_ALL, wire.Access.GROUP_OR_ALL})
-_FOUND: Final = frozenset({wire.Access.SCHEDULE, wire.Access.JOB})
+_FOUND: Final = frozenset({wire.Access.SCHEDULE, wire.Access.JOB, wire.Access.MESSAGE_JOB})
+_FOUND_TOPIC: Final = frozenset({wire.Access.SCHEDULE, wire.Access.MESSAGE_JOB})
 
 
 class Access(NamedTuple):
@@ -81,7 +82,7 @@ class Access(NamedTuple):
         return self.is_recorded and not getattr(request, "is_dry_run", False)
 
     def needs(self, request: Any, found: str = "") -> Iterable[Need]:  # noqa: ANN401
-        """Return the rights for a request. ``found`` is the topic of its schedule, or the group of its job."""
+        """Return the rights for a request. ``found`` is the topic or group of its schedule or job."""
         if isinstance(request, wire.StartJobRequest) and (request.all_groups or not request.is_dry_run):
             return _needs_of_job(request)
         if isinstance(request, wire.VerifyLedgerRequest) and not request.number:  # it reads the whole store
@@ -145,7 +146,7 @@ def _may_call(key: AccessKey, rpc: str, subject: wire.GetAccessRequest) -> bool:
         named = getattr(example, "schedule", example)
         if hasattr(named, kind):
             setattr(named, kind, getattr(subject, kind))
-    found = (subject.topic if wire.Access.SCHEDULE in access.scopes else subject.group) or ANY
+    found = (subject.topic if access.scopes & _FOUND_TOPIC else subject.group) or ANY
     return all(
         key.lacks(need) is None if need.name in {"", ANY} else key.may(need) for need in access.needs(example, found)
     )

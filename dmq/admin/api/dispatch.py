@@ -55,17 +55,19 @@ class AdminDispatcher:
         return response.SerializeToString()
 
     async def _judge(self, rpc: str, key: AccessKey | None, request: Any) -> str:  # noqa: ANN401 - of any RPC
-        """Raise if the key lacks a right. Return the topic of the schedule in the request; empty if there is none."""
-        access, found = RPCS[rpc], ""
+        """Raise if the key lacks a right. Return the topic of the schedule or message job in the request, or empty."""
+        access, found, topic = RPCS[rpc], "", ""
         if wire.Access.SCHEDULE in access.scopes:
-            found = await self._service.schedules.topic_of(getattr(request, "schedule", request).name)
+            found = topic = await self._service.schedules.topic_of(getattr(request, "schedule", request).name)
+        elif wire.Access.MESSAGE_JOB in access.scopes:
+            found = topic = self._service.message_jobs.topic_of_job(request.job_id)
         elif wire.Access.JOB in access.scopes:
             found = self._service.letters.group_of_job(request.job_id)
         if isinstance(request, wire.ResumeJobRequest):
             request = self._service.letters.start_of_job(request.job_id) or request
         if self._guard is not None and key is not None:
             self._guard.check(rpc, key, access.needs(request, found))
-        return found if wire.Access.SCHEDULE in access.scopes else ""
+        return topic
 
 
 def why_of(header: Header) -> str:

@@ -21,6 +21,7 @@ from dmq.admin.operations.events import EventCalls
 from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.letters import LetterCalls
+from dmq.admin.operations.message_jobs import MessageJobCalls
 from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.operations.property_search import PropertyCalls
 from dmq.admin.operations.quotas import QuotaCalls
@@ -63,6 +64,7 @@ class AdminService:
         self.activity = activity or ActivityLog(store)
         self.clients = ClientCalls(messages)
         self.letters = LetterCalls(broker)
+        self.message_jobs = MessageJobCalls(broker)
         self.schedules = schedules or ScheduleCalls(cell)
         self.groups = GroupCalls(store, broker, cell.config.retries if cell.config.broker != "embedded" else "")
         self._parts = (
@@ -73,6 +75,7 @@ class AdminService:
             PropertyCalls(broker),
             ChangeCalls(broker),
             self.letters,
+            self.message_jobs,
             self.schedules,
             self.clients,
             ClockCalls(store),

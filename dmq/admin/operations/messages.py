@@ -18,19 +18,17 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.contracts.adapter import QueueRange
 from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
-from broker_adapter.contracts.limits import PROPERTIES_BYTES_MAX
 from broker_adapter.contracts.message import pack_id, unpack_id
-from broker_adapter.contracts.own_keys import check_own_key, own_key_of
+from broker_adapter.contracts.own_keys import check_own_key
 from broker_adapter.contracts.topics import check_topic
-from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.property_search import rows_of
 from dmq.admin.requests import mapping, validate
-from dmq.admin.requests.message_query import resolve
+from dmq.admin.requests.message_query import check_filter, resolve
 from dmq.broker import EmbeddedBroker
 from dmq.broker.failures import next_of
 from dmq.broker.io import Place, messages_from
-from dmq.broker.operations import GroupState, Where
+from dmq.broker.operations import GroupState, Where, is_due, is_meant
 from dmq.broker.topics import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
@@ -150,7 +148,7 @@ class MessageCalls:
         limit, token = validate.check_limit(request.limit), validate.check_token(request.token, _TOKEN_CHARS_MAX)
         check_topic(request.topic)
         request = resolve(request, self._store.clock.now_ms())
-        _check_filter(request)
+        check_filter(request)
         topic = self._broker.names.topics.get(request.topic)
         if topic is None:
             raise topic_unknown(request.topic)
@@ -184,13 +182,13 @@ class MessageCalls:
             raise Refused(Rule.REQUEST, "messages with a property are listed in the order of their index, not by time")
         rows, following = await rows_of(self._broker, topic, name, value, token, limit)
         found = [
-            _shown(each.state, each.message, each.queue_id, each.queue_offset, is_held=each.is_held)
+            listed(each.state, each.message, each.queue_id, each.queue_offset, is_held=each.is_held)
             for each in rows
             if each.state in ({wanted.state} if wanted.state else {wire.WAITING, wire.QUEUED})
             and not each.is_half
             and (each.is_held or not wanted.only_held)
-            and _is_due(wanted, each.message.deliver_at_ms or each.message.stored_at_ms)
-            and _is_meant(wanted, each.message)
+            and is_due(wanted, each.message.deliver_at_ms or each.message.stored_at_ms)
+            and is_meant(wanted, each.message)
         ]
         return wire.ListMessagesResponse(messages=found, next_token=following)
 
@@ -212,11 +210,11 @@ class MessageCalls:
         )
         due_ms = found.deliver_at_ms or found.stored_at_ms
         state = wire.WAITING if found.state is MessageState.WAITING else wire.QUEUED
-        if wanted.state not in {0, state} or not _is_due(wanted, due_ms) or not _is_meant(wanted, message):
+        if wanted.state not in {0, state} or not is_due(wanted, due_ms) or not is_meant(wanted, message):
             return ()
         if wanted.only_held and not found.is_held:
             return ()
-        return (_shown(state, message, found.queue_id, found.queue_offset, is_held=found.is_held),)
+        return (listed(state, message, found.queue_id, found.queue_offset, is_held=found.is_held),)
 
     async def _under(self, topic: str, own_key: str) -> str:
         """Return the id of the message that is pending under an own key of a topic; empty if there is none."""
@@ -465,48 +463,28 @@ def _look(store: Store, cursor: _Cursor, wanted: _Request, rows_max: int) -> lis
 def _row(place: Place, wanted: _Request, offset: int, message: QueuedMessage) -> _Row:
     due_ms = message.deliver_at_ms or message.stored_at_ms
     shown = None
-    if _is_due(wanted, due_ms) and _is_meant(wanted, message):
-        shown = _shown(wire.QUEUED, message, place.queue_id, offset)
+    if is_due(wanted, due_ms) and is_meant(wanted, message):
+        shown = listed(wire.QUEUED, message, place.queue_id, offset)
     return _Row(offset, message.stored_at_ms, shown)
 
 
 def _waiting_shown(topic_id: int, wanted: _Request, key: bytes, value: bytes) -> Sequence[_Listed]:
     entry = decode_waiting(value)
-    if entry.scope != topic_id or entry.kind not in DELAYED_KINDS or not _is_due(wanted, entry.deliver_at_ms):
+    if entry.scope != topic_id or entry.kind not in DELAYED_KINDS or not is_due(wanted, entry.deliver_at_ms):
         return ()
     if wanted.only_held and not is_held_key(key):
         return ()
     body = value[WAITING_HEADER_BYTES:]
     message = decode_queued(encode_queued(0, entry.accepted_at_ms, entry.deliver_at_ms, body))
-    if not _is_meant(wanted, message):
+    if not is_meant(wanted, message):
         return ()
-    return (_shown(wire.WAITING, message, is_held=is_held_key(key)),)
+    return (listed(wire.WAITING, message, is_held=is_held_key(key)),)
 
 
-def _is_due(wanted: _Request, due_ms: int) -> bool:
-    return due_ms >= wanted.due_after_ms and (not wanted.due_before_ms or due_ms < wanted.due_before_ms)
-
-
-def _is_meant(wanted: _Request, message: QueuedMessage) -> bool:
-    if wanted.tag and message.tag != wanted.tag:
-        return False
-    if not wanted.key and not wanted.own_key and not wanted.property:
-        return True
-    try:
-        sent = public.Message.FromString(message.payload)
-    except DecodeError:
-        return False
-    if wanted.own_key and own_key_of(sent.user_properties) != wanted.own_key:
-        return False
-    name, _, value = wanted.property.partition("=")
-    if wanted.property and sent.user_properties.get(name) != value:
-        return False
-    return not wanted.key or wanted.key in sent.system_properties.keys
-
-
-def _shown(
+def listed(
     state: wire.MessageState, message: QueuedMessage, queue_id: int = -1, offset: int = -1, *, is_held: bool = False
 ) -> _Listed:
+    """Return a message as it is listed."""
     content = mapping.content_if_readable(message.payload, with_body=False)
     return mapping.filled(
         _Listed,
@@ -527,21 +505,6 @@ def _content(payload: bytes | None, *, with_body: bool) -> wire.Content | None:
         return mapping.wire_content(payload, with_body=with_body)
     except DecodeError as error:
         raise StoreCorrupt("the stored message cannot be read") from error
-
-
-def _check_filter(request: wire.ListMessagesRequest) -> None:
-    if request.state not in {0, wire.WAITING, wire.QUEUED}:
-        raise Refused(Rule.REQUEST, "unknown message state", value=int(request.state), limit="WAITING, QUEUED")
-    validate.check_times(request.due_after_ms, request.due_before_ms)
-    for text in (request.key, request.tag):
-        if len(text.encode()) > PROPERTIES_BYTES_MAX:
-            raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
-    if request.only_held and request.state == wire.QUEUED:
-        raise Refused(Rule.REQUEST, "a queued message is not held", value="only_held", limit="WAITING")
-    if request.own_key:
-        check_own_key(request.own_key)
-    if request.property and "=" not in request.property:
-        raise Refused(Rule.REQUEST, "a property is NAME=VALUE", value=request.property[:80])
 
 
 def _mark_of(text: str, topic_id: int) -> int:

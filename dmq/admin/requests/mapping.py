@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
+from dmq.store.schema.message_jobs import MessageJob, MessageJobKind
 from retry.dead_letter import DeadFilter, Job
 from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table
@@ -115,6 +116,29 @@ def filter_of(chosen: wire.DeadFilter) -> DeadFilter:
 def wire_job(job: Job) -> wire.Job:
     """Return the current state of a job."""
     return filled(wire.Job, job, kind=job.kind.name, filter=wire_filter(job.filter), state=job.state.name)
+
+
+def wire_message_job(job: MessageJob) -> wire.MessageJob:
+    """Return the current state of a bulk change of pending messages."""
+    is_move = job.kind is MessageJobKind.RESCHEDULE
+    return wire.MessageJob(
+        job_id=job.job_id,
+        topic=job.topic,
+        query=job.query,
+        rate_per_s=job.rate_per_s,
+        created_at_ms=job.created_at_ms,
+        state=job.state.name,
+        is_selected=job.is_selected,
+        selected=job.end_offset,
+        decided=job.done + job.gone + job.unchanged,
+        done=job.done,
+        gone=job.gone,
+        unchanged=job.unchanged,
+        cancel=job.kind is MessageJobKind.CANCEL or None,
+        fire=job.kind is MessageJobKind.FIRE or None,
+        deliver_at_ms=job.deliver_at_ms if is_move and not job.delay_by_ms else None,
+        delay_by_ms=job.delay_by_ms or None,
+    )
 
 
 # Reasons are numbers in one direction; everything else is matched by name.

@@ -14,8 +14,12 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from broker_adapter.contracts.errors import Refused, Rule
+from broker_adapter.contracts.limits import PROPERTIES_BYTES_MAX
+from broker_adapter.contracts.own_keys import check_own_key
 from dmq.admin import admin_v1 as wire
+from dmq.admin.requests.validate import check_message_id, check_times
 from dmq.config.units import After, parse_around
+from dmq.store.schema.message_jobs import MessageFilter
 
 QUERY_CHARS_MAX: Final = 2_000
 _TIMES: Final = ("+5m", "+1h", "+1d", "-5m", "-1h")
@@ -38,6 +42,7 @@ _NAMES: Final = ", ".join(_VALUES)
 _TERM: Final = re.compile(r'(?P<name>[^\s:"]+):(?:"(?P<quoted>(?:[^"\\]|\\["\\])*)"|(?P<plain>[^\s"]*))(?=\s|$)')
 _NAME: Final = re.compile(r"[^\s:]*")
 _ESCAPED: Final = re.compile(r'\\(["\\])')
+_TO_ESCAPE: Final = re.compile(r'["\\]')
 
 
 class QueryRefused(Refused):
@@ -69,6 +74,42 @@ def resolve(request: wire.ListMessagesRequest, now_ms: int) -> wire.ListMessages
             setattr(made, field, value)
             fields.add(field)
     return made
+
+
+def check_filter(request: wire.ListMessagesRequest) -> None:
+    """Raise ``Refused`` if a field of a resolved request is invalid."""
+    if request.state not in {0, wire.WAITING, wire.QUEUED}:
+        raise Refused(Rule.REQUEST, "unknown message state", value=int(request.state), limit="WAITING, QUEUED")
+    check_times(request.due_after_ms, request.due_before_ms)
+    for text in (request.key, request.tag):
+        if len(text.encode()) > PROPERTIES_BYTES_MAX:
+            raise Refused(Rule.REQUEST, "a key or a tag is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
+    if request.only_held and request.state == wire.QUEUED:
+        raise Refused(Rule.REQUEST, "a queued message is not held", value="only_held", limit="WAITING")
+    if request.own_key:
+        check_own_key(request.own_key)
+    if request.property and "=" not in request.property:
+        raise Refused(Rule.REQUEST, "a property is NAME=VALUE", value=request.property[:80])
+
+
+def filter_of(topic: str, query: str, now_ms: int) -> MessageFilter:
+    """Return the filter of pending messages of a query. Raise ``Refused`` for queued messages, which stay unchanged."""
+    made = resolve(wire.ListMessagesRequest(topic=topic, query=query), now_ms)
+    if made.state == wire.QUEUED:
+        raise Refused(Rule.REQUEST, "only pending messages can be changed", value="state:queued", limit="state:waiting")
+    check_filter(made)
+    if made.message_id:
+        check_message_id(made.message_id)
+    names = MessageFilter.__dataclass_fields__
+    return MessageFilter(**{name: getattr(made, name) for name in names})
+
+
+def term(name: str, value: str) -> str:
+    """Return a term of a query, with quotes if the value needs them."""
+    if re.fullmatch(r'[^\s"]+', value):
+        return f"{name}:{value}"
+    escaped = _TO_ESCAPE.sub(lambda found: "\\" + found[0], value)
+    return f'{name}:"{escaped}"'
 
 
 def completions(text: str) -> list[str]:

@@ -13,6 +13,7 @@ from broker_adapter.contracts.own_keys import check_own_key
 from broker_adapter.contracts.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import filter_of
+from dmq.store.schema.message_jobs import MessageFilter, MessageJob, MessageJobKind
 from retry.dead_letter import DeadFilter, Job, JobKind
 
 PAGE_MAX = 1_000
@@ -111,9 +112,8 @@ def check_change(request: wire.ChangeMessagesRequest) -> str:
     kind: str | None = request.WhichOneof("change")
     if kind is None or (kind != "deliver_at_ms" and not getattr(request, kind)):
         raise Refused(Rule.REQUEST, "the request contains no change", limit="cancel, fire or deliver_at_ms")
-    if kind == "deliver_at_ms" and not 1 <= request.deliver_at_ms <= DELIVER_AT_MS_MAX:
-        limit = f"1 to {DELIVER_AT_MS_MAX} ms"
-        raise Refused(Rule.DELIVERY_TIME, "the delivery time is out of range", value=request.deliver_at_ms, limit=limit)
+    if kind == "deliver_at_ms":
+        _check_delivery_time(request.deliver_at_ms)
     return kind
 
 
@@ -137,10 +137,7 @@ def check_job(request: wire.StartJobRequest) -> Job:
     """Return the requested job. Only the broker can check its group and topic."""
     group = check_group(request.group)
     chosen = check_filter(request.filter)
-    rate = request.rate_per_s
-    if rate != 0 and not RATE_MIN <= rate <= RATE_MAX:  # NaN is outside as well
-        limit = f"0, or {RATE_MIN:g} to {RATE_MAX:g}"
-        raise Refused(Rule.REQUEST, "the rate is out of range, in messages a second", value=rate, limit=limit)
+    _check_rate(request.rate_per_s)
     kind = {wire.REDRIVE: JobKind.REDRIVE, wire.PURGE: JobKind.PURGE}.get(request.kind)
     if kind is None:
         raise Refused(Rule.REQUEST, "unknown kind of job", value=int(request.kind), limit="REDRIVE, PURGE")
@@ -161,7 +158,32 @@ def check_job(request: wire.StartJobRequest) -> Job:
         to_topic=check_topic(request.to_topic) if request.to_topic else "",
         all_groups=request.all_groups,
         why=_check_why(request.why) if kind is JobKind.PURGE else "",
-        rate_per_s=rate,
+        rate_per_s=request.rate_per_s,
+    )
+
+
+def check_message_job(request: wire.StartMessageJobRequest, chosen: MessageFilter) -> MessageJob:
+    """Return the requested bulk change of the messages of a filter. Only the broker can check its topic."""
+    _check_rate(request.rate_per_s)
+    change = request.WhichOneof("change")
+    if change is None or not getattr(request, change):
+        limit = "cancel, fire, deliver_at_ms or delay_by_ms"
+        raise Refused(Rule.REQUEST, "the request contains no change", limit=limit)
+    if change == "deliver_at_ms":
+        _check_delivery_time(request.deliver_at_ms)
+    if not -DELIVER_AT_MS_MAX <= request.delay_by_ms <= DELIVER_AT_MS_MAX:
+        limit = f"{-DELIVER_AT_MS_MAX} to {DELIVER_AT_MS_MAX} ms"
+        raise Refused(Rule.DELIVERY_TIME, "the delay is out of range", value=request.delay_by_ms, limit=limit)
+    kinds = {"cancel": MessageJobKind.CANCEL, "fire": MessageJobKind.FIRE}
+    return MessageJob(
+        job_id=0,
+        kind=kinds.get(change, MessageJobKind.RESCHEDULE),
+        topic=check_topic(request.topic),
+        query=request.query,
+        filter=chosen,
+        deliver_at_ms=request.deliver_at_ms,
+        delay_by_ms=request.delay_by_ms,
+        rate_per_s=request.rate_per_s,
     )
 
 
@@ -170,6 +192,18 @@ def check_job_id(job_id: int) -> int:
     if job_id < 1:
         raise Refused(Rule.REQUEST, "job numbers begin at 1", value=job_id)
     return job_id
+
+
+def _check_rate(rate: float) -> None:
+    if rate != 0 and not RATE_MIN <= rate <= RATE_MAX:  # NaN is outside as well
+        limit = f"0, or {RATE_MIN:g} to {RATE_MAX:g}"
+        raise Refused(Rule.REQUEST, "the rate is out of range, in messages a second", value=rate, limit=limit)
+
+
+def _check_delivery_time(deliver_at_ms: int) -> None:
+    if not 1 <= deliver_at_ms <= DELIVER_AT_MS_MAX:
+        limit = f"1 to {DELIVER_AT_MS_MAX} ms"
+        raise Refused(Rule.DELIVERY_TIME, "the delivery time is out of range", value=deliver_at_ms, limit=limit)
 
 
 def _check_why(why: str) -> str:

@@ -14,15 +14,20 @@ from dmq.cli.output.errors import CommandFailed, ExitCode
 from dmq.cli.output.output import printable
 
 
-def confirm(what: str, *, yes: bool) -> None:
-    """Return if ``--yes`` is set or the user at the terminal agrees; otherwise end the command."""
+def confirm(what: str, *, yes: bool, name: str = "") -> None:
+    """Return if ``--yes`` is set or the user at the terminal agrees; otherwise end the command.
+
+    With ``name``, for very large changes, the user has to type that name.
+    """
     if yes:
         return
     if not is_terminal():
         raise CommandFailed(f"{what}; there is no terminal for a confirmation; use --yes", ExitCode.USAGE)
     # Not typer's prompt: it writes a part to stdout, which is reserved for the command's answer.
-    typer.echo(f"dmq: {printable(what)}. Continue? [y/N] ", nl=False, err=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    prompt = f"Type {printable(name)} to continue:" if name else "Continue? [y/N]"
+    typer.echo(f"dmq: {printable(what)}. {prompt} ", nl=False, err=True)
+    answer = sys.stdin.readline().strip()
+    if answer != name if name else answer.lower() not in {"y", "yes"}:
         raise typer.Abort
 
 

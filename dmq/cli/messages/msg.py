@@ -12,7 +12,18 @@ import typer
 
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire.plain import to_plain
-from dmq.cli.bulk.changes import FIRE, RECALL, MessageSelection, rescheduling, run_change
+from dmq.cli.bulk.changes import (
+    FIRE,
+    RECALL,
+    MessageSelection,
+    job_counts,
+    job_of,
+    moving,
+    outcomes_of,
+    rescheduling,
+    run_change,
+    told,
+)
 from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
@@ -32,7 +43,7 @@ from dmq.cli.session.options import (
     with_session,
     with_watch,
 )
-from dmq.config.units import After, At, parse_duration, parse_when
+from dmq.config.units import After, At, format_duration, parse_duration, parse_when
 from dmq.states import MessageState
 from retry.dead_letter import PARENT_MESSAGE_ID
 from retry.failure_reason import NOT_REPORTED
@@ -178,9 +189,9 @@ def recall(
     """Recall delayed messages before they are delivered.
 
     Select messages by the recall handle that the send returned, or by a topic with message ids or a filter. Each
-    message is either recalled or delivered, and the output shows which. After an interruption, run the command
-    again: it continues with the remaining messages. The exit code is 7 if some messages were not recalled, and 3 if
-    none was.
+    message is either recalled or delivered, and the output shows which. Messages of a filter are recalled by a job of
+    the daemon: it continues after Ctrl-C and after a restart, see 'dmq msg jobs'. The exit code is 7 if some messages
+    were not recalled, 3 if none was, and 1 if the job was stopped.
     """
     chosen = selection.read()
     with session.connect() as client:
@@ -201,23 +212,40 @@ def reschedule(
     in_: Annotated[
         str | None, typer.Option("--in", metavar="DURATION", help="Delay from now, such as 5m or 1h30m.")
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="OFFSET", help="Move each time, such as +1h or -30m; for messages of a filter."),
+    ] = None,
     selection: MessageSelection,
     consent: Consent,
 ) -> None:
     """Change the delivery time of delayed messages.
 
     A past time means now. Select messages by a recall handle, which remains valid, or by a topic with message ids or
-    a filter. After an interruption, run the command again with the same absolute time (--at with a date): messages
-    that have the new time count as rescheduled. Messages of a message group are delivered in the order of their new
-    times. The exit code is 7 if some messages were not rescheduled, and 3 if none was.
+    a filter. Messages of a filter are rescheduled by a job of the daemon: it continues after Ctrl-C and after a
+    restart, and moves no message twice. Messages of a message group are delivered in the order of their new times.
+    The exit code is 7 if some messages were not rescheduled, 3 if none was, and 1 if the job was stopped.
     """
-    chosen = selection.read()
-    due = _time(at, in_, "--in")
-    if due is None or (at is not None and in_ is not None):
-        raise refused("give one of them", "--at", "--in")
+    if sum(option is not None for option in (at, in_, by)) != 1:
+        raise refused("give one of them", "--at", "--in", "--by")
+    chosen = selection.read(needs_query="--by" if by is not None else "")
+    due, by_ms = _time(at, in_, "--in"), _offset(by)
     with session.connect() as client:
-        at_ms = client.now_ms() + due.delay_ms if isinstance(due, After) else due.epoch_ms
-        run_change(session, client, chosen, rescheduling(at_ms), consent)
+        if due is None:
+            change = moving(by_ms)
+        else:
+            change = rescheduling(client.now_ms() + due.delay_ms if isinstance(due, After) else due.epoch_ms)
+        run_change(session, client, chosen, change, consent)
+
+
+def _offset(text: str | None) -> int:
+    if text is None:
+        return 0
+    with refusing("--by", text):
+        duration_ms = parse_duration(text.lstrip("+-") if text[:1] in {"+", "-"} else text)
+        if not duration_ms:
+            raise ValueError("an offset other than 0 is expected")
+    return -duration_ms if text.startswith("-") else duration_ms
 
 
 @app.command()
@@ -230,14 +258,110 @@ def fire(
 ) -> None:
     """Deliver delayed messages now.
 
-    Select messages by a recall handle, or by a topic with message ids or a filter. After an interruption, run the
-    command again: it continues with the remaining messages. Messages that were delivered before count as success. A
-    pause or a rate limit of the topic still holds the messages. The exit code is 7 if some messages were recalled or
-    are unknown, and 3 if that is true of all.
+    Select messages by a recall handle, or by a topic with message ids or a filter. Messages of a filter are delivered
+    by a job of the daemon: it continues after Ctrl-C and after a restart. Messages that were delivered before count as
+    success. A pause or a rate limit of the topic still holds the messages. The exit code is 7 if some messages were
+    recalled or are unknown, 3 if that is true of all, and 1 if the job was stopped.
     """
     chosen = selection.read()
     with session.connect() as client:
         run_change(session, client, chosen, FIRE, consent)
+
+
+@app.command()
+@with_watch
+@with_session
+def jobs(
+    session: Session,
+    *,
+    topic: Annotated[
+        str, typer.Argument(metavar="[TOPIC]", help="Only jobs of this topic.", autocompletion=topics)
+    ] = "",
+) -> None:
+    """List changes of messages by a filter, the newest first, at most 100."""
+    with session.connect() as client:
+        found = client.message_jobs(topic)
+        now_ms = client.now_ms()
+    session.show_table(
+        found,
+        ("JOB", "CHANGE", "TOPIC", "QUERY", "STATE", "DECIDED", "CHANGED", "GONE", "UNCHANGED", "STARTED"),
+        [
+            (
+                *(str(job.job_id), _change_of(job), job.topic, job.query or "all"),
+                *(_job_state(job), f"{job.decided:,} of {job.selected:,}" if job.is_selected else "selecting"),
+                *(f"{each:,}" for each in (job.done, job.gone, job.unchanged)),
+                out.distance(job.created_at_ms, now_ms),
+            )
+            for job in found
+        ],
+        numbers=("JOB", "DECIDED", "CHANGED", "GONE", "UNCHANGED"),
+        details=("QUERY", "GONE", "UNCHANGED"),
+    )
+
+
+JobArgument = Annotated[int, typer.Argument(metavar="JOB", help="Job number, as listed by 'dmq msg jobs'.", min=1)]
+
+
+@app.command()
+@with_session
+def outcomes(
+    session: Session,
+    *,
+    job: JobArgument,
+    missed: Annotated[bool, typer.Option("--missed", help="Only messages that the job did not change.")] = False,
+) -> None:
+    """Show the outcome of each message of a job.
+
+    Messages that the job has not reached yet are left out. The daemon keeps the outcomes of 100 ended jobs, with
+    1,000,000 messages in all.
+    """
+    with session.connect() as client:
+        found = job_of(client, "", job)
+        change = _change_of(found)
+        done = {"cancel": "recalled", "fire": "fired"}.get(change, "rescheduled")
+        messages = list(outcomes_of(client, job, only_missed=missed))
+    rows = [(each.message_id, told(change.partition(" ")[0], done, each)) for each in messages]
+    session.show_table({"job": found, "messages": messages}, ("MESSAGE ID", "OUTCOME"), rows)
+
+
+@app.command()
+@with_reason
+def stop(session: Session, *, job: JobArgument) -> None:
+    """Stop a running job; 'dmq msg resume' continues it.
+
+    Completed changes remain.
+    """
+    with session.connect() as client:
+        ended = client.stop_message_job(job)
+    session.show(ended, f"job {ended.job_id} is {_job_state(ended)}: {job_counts(ended)}")
+
+
+@app.command()
+@with_reason
+def resume(session: Session, *, job: JobArgument) -> None:
+    """Resume a stopped job at its position.
+
+    A job can be resumed after a restart of the daemon as well. It covers the messages that it selected when it was
+    started. The command does not change a job that is done.
+    """
+    with session.connect() as client:
+        resumed = client.resume_message_job(job)
+    session.show(resumed, f"job {resumed.job_id} is {_job_state(resumed)}: {job_counts(resumed)}")
+
+
+def _change_of(job: wire.MessageJob) -> str:
+    match job.WhichOneof("change"):
+        case "deliver_at_ms":
+            return f"reschedule to {out.when(job.deliver_at_ms)}"
+        case "delay_by_ms":
+            sign = "+" if job.delay_by_ms > 0 else "-"
+            return f"reschedule by {sign}{format_duration(abs(job.delay_by_ms))}"
+        case other:
+            return str(other)
+
+
+def _job_state(job: wire.MessageJob) -> str:
+    return out.enum_word(job, "state")
 
 
 def _recall_one(session: Session, client: AdminClient, topic: str, handle: str) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from google.protobuf.message import Message
+from support.forges.letters import a_message
 from support.rigs.acl import HOOK, OPERATOR, SHOP, Key, write_acl
 from support.rigs.live_cell import LiveCell
 
@@ -173,6 +174,9 @@ def test_a_key_learns_the_calls_that_it_allows(key: Key, dispatcher: LiveDispatc
     of_objects = {
         "StopJob",
         "ResumeJob",
+        "ListMessageJobOutcomes",
+        "StopMessageJob",
+        "ResumeMessageJob",
         "GetSchedule",
         "PauseSchedule",
         "ResumeSchedule",
@@ -204,7 +208,7 @@ def access_of(dispatcher: LiveDispatcher, key: Key, topic: str = "", group: str 
     return wire.GetAccessResponse.FromString(dispatcher.live.do(serve))
 
 
-OF_TOPICS = ("CreateTopic", "SetTopic", "RemoveTopic", "ChangeMessages", "AddSchedule")
+OF_TOPICS = ("CreateTopic", "SetTopic", "RemoveTopic", "ChangeMessages", "StartMessageJob", "AddSchedule")
 OF_GROUPS = (
     *("CreateGroup", "RemoveGroup", "ResetGroup", "SetGroup", "RunRetriesNow", "EndRetries", "StartJob"),
     *("GetGroup", "ListRetries", "ListDeadLetters", "ListJobs"),
@@ -216,6 +220,8 @@ def test_an_operator_changes_the_operators_settings(dispatcher: LiveDispatcher) 
     by_name = {
         "StopJob",
         "ResumeJob",
+        "StopMessageJob",
+        "ResumeMessageJob",
         "PauseSchedule",
         "ResumeSchedule",
         "RemoveSchedule",
@@ -294,6 +300,29 @@ def test_a_topic_is_its_senders(dispatcher: LiveDispatcher) -> None:
     assert status_of(dispatcher, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == ADMITTED
     assert status_of(dispatcher, SHOP, "ChangeMessages", wire.ChangeMessagesRequest(topic="billing")) == FORBIDDEN
     assert status_of(dispatcher, HOOK, "ChangeMessages", wire.ChangeMessagesRequest(topic="orders")) == FORBIDDEN
+
+
+async def _sent(live: LiveCell) -> None:
+    due_ms = live.rig.clock.now_ms() + 3_600_000
+    await live.rig.broker.send([a_message("W", topic="orders", deliver_at_ms=due_ms)])
+
+
+def test_a_bulk_change_is_for_the_senders_of_its_topic(dispatcher: LiveDispatcher, live: LiveCell) -> None:
+    """A key that may send to the topic starts, stops and resumes it; a viewer reads its outcomes."""
+    live.do(_sent(live))
+    start = wire.StartMessageJobRequest(topic="orders", query="tag:none", cancel=True)
+    assert status_of(dispatcher, HOOK, "StartMessageJob", start) == FORBIDDEN
+    assert status_of(dispatcher, VIEWER, "StartMessageJob", start) == FORBIDDEN
+    assert status_of(dispatcher, SHOP, "StartMessageJob", start) == ADMITTED
+    (job,) = live.ask(wire.ListMessageJobsRequest(topic="orders")).jobs
+    for rpc in ("StopMessageJob", "ResumeMessageJob"):
+        request = wire.METHODS[rpc].request_class(job_id=job.job_id)
+        assert status_of(dispatcher, SHOP, rpc, request) == ADMITTED
+        assert status_of(dispatcher, HOOK, rpc, request) == FORBIDDEN
+        assert status_of(dispatcher, VIEWER, rpc, request) == FORBIDDEN
+    listing = wire.ListMessageJobOutcomesRequest(job_id=job.job_id, limit=1)
+    assert status_of(dispatcher, VIEWER, "ListMessageJobOutcomes", listing) == ADMITTED
+    assert status_of(dispatcher, HOOK, "ListMessageJobOutcomes", listing) == FORBIDDEN
 
 
 def test_a_redrive_to_another_topic_is_a_send(dispatcher: LiveDispatcher) -> None:

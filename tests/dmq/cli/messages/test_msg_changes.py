@@ -6,13 +6,17 @@ import json
 from typing import Any
 
 import pytest
+from support.clients.fake_admin_client import run_dmq
 from support.forges.letters import a_message
 from support.rigs.live_cell import NOW, LiveCell
 from typer.testing import Result
 
 from broker_adapter.contracts.message import pack_id
 from dmq.admin.client.client import DaemonUnavailable
-from dmq.cli.bulk import changes, engine
+from dmq.broker.operations import message_jobs
+from dmq.cli.bulk import changes, confirm, engine
+from dmq.cli.bulk import jobs as watched
+from dmq.store.schema.message_jobs import MessageJob
 
 HOUR_MS = 3_600_000
 LATER = "2023-11-15T22:13:20.000Z"
@@ -87,6 +91,18 @@ def test_messages_are_changed_by_their_ids(daemon: LiveCell) -> None:
         (["reschedule", "orders", "A"], 2, "give one of them"),
         (["reschedule", "orders", "A", "--in", "1h", "--at", LATER], 2, "give one of them"),
         (["reschedule", "orders", "A", "--in", "soon"], 2, "'--in': 'soon' is refused"),
+        (["reschedule", "orders", "A", "--by", "+1h"], 2, "it is for messages that are selected by a filter"),
+        (["reschedule", "orders", "--all", "--by", "soon"], 2, "'--by': 'soon' is refused"),
+        (["reschedule", "orders", "--all", "--by", "0s"], 2, "'--by'"),
+        (["recall", "orders", "A", "--rate", "5"], 2, "'--rate'"),
+        (["recall", "orders", "A", "--query", "tag:t"], 2, "give message ids or a filter, not both"),
+        (["recall", "orders", "--query", "tagg:t", "--yes"], 1, "query, position 1: unknown word 'tagg'"),
+        (["recall", "orders", "--query", "state:queued", "--yes"], 1, "only pending messages can be changed"),
+        (["recall", "orders", "--query", "property:a=b", "--yes"], 1, "the property is not indexed in the topic"),
+        (["recall", "nowhere", "--all"], 3, "topic not found"),
+        (["outcomes", "9"], 3, "job 9 is not among the 100 newest jobs"),
+        (["stop", "9"], 3, "no job has this number"),
+        (["resume", "9"], 3, "no job has this number"),
     ],
 )
 def test_invalid_input_is_reported(daemon: LiveCell, arguments: list[str], code: int, text: str) -> None:
@@ -104,6 +120,8 @@ def test_invalid_input_is_reported(daemon: LiveCell, arguments: list[str], code:
         (["--tag", "t"], "AB"),
         (["--key", "k"], "A"),
         (["--due-before", str(NOW + 3 * HOUR_MS)], "AB"),
+        (["--query", f"tag:t due-before:{NOW + 2 * HOUR_MS}"], "A"),
+        (["--tag", "t", "--query", "key:k"], "A"),
         (["--due-after", str(NOW + 2 * HOUR_MS), "--due-before", str(NOW + 4 * HOUR_MS)], "BC"),
     ],
 )
@@ -154,10 +172,11 @@ def test_a_dry_run_shows_the_first_ones(daemon: LiveCell, monkeypatch: pytest.Mo
     assert result.stdout.splitlines()[3] == "4 delayed messages would be delivered now, of which these are the first 2"
 
 
-def test_an_interrupted_job_continues_with_the_rest(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first part is done and told; the same command does the rest, and calls what has its time already done."""
+def test_named_messages_after_an_interruption_are_changed_by_the_same_command(
+    daemon: LiveCell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first part is done and shown; the same command does the rest, and counts messages with their new time."""
     monkeypatch.setattr(engine, "BATCH", 1)
-    monkeypatch.setattr(changes, "BATCH", 1)
     calls = 0
 
     def fail(name: str) -> None:
@@ -167,24 +186,84 @@ def test_an_interrupted_job_continues_with_the_rest(daemon: LiveCell, monkeypatc
             raise DaemonUnavailable("gone")
 
     daemon.before_call(fail)
-    result = daemon.run("msg", "reschedule", "orders", "--all", "--at", LATER, "--yes", "-o", "json")
+    result = daemon.run("msg", "reschedule", "orders", "A", "B", "C", "D", "--at", LATER, "-o", "json")
     assert result.exit_code == 6
     assert "2 of 4 were processed; repeat the command for the others" in result.stderr
     assert [each["message_id"] for each in json.loads(result.stdout)["messages"]] == ["A", "B"]
-    told, code = answers(daemon, "reschedule", "orders", "--all", "--at", LATER, "--yes")
+    told, code = answers(daemon, "reschedule", "orders", "A", "B", "C", "D", "--at", LATER)
     assert (code, told["done"], told["deliver_at_ms"]) == (0, 4, LATER_MS)
     assert set(waiting(daemon).values()) == {24 * HOUR_MS}
 
 
-def test_a_message_delivered_meanwhile_is_reported(daemon: LiveCell) -> None:
-    """Between the list and the call: it was not recalled, and the exit code says that some were not."""
+def test_a_job_moves_each_message_by_an_offset(daemon: LiveCell) -> None:
+    """Later or earlier; the jobs and their outcomes are listed, those that it did not change on their own."""
+    sent = daemon.run(
+        "msg", "send", "orders", "x", "--delay", "1h", "--not-after", str(NOW + 3 * HOUR_MS // 2), "--id", "E"
+    )
+    assert sent.exit_code == 0
+    result = daemon.run("msg", "reschedule", "orders", "--all", "--by", "+1h", "--yes")
+    assert (result.exit_code, result.stderr) == (7, "dmq: 1 of 5 delayed messages were not rescheduled\n")
+    assert result.stdout.splitlines()[-1] == "4 delayed messages rescheduled, 1 not"
+    assert waiting(daemon) == {name: hours * HOUR_MS for name, hours in zip("AEBCD", (2, 1, 3, 4, 5), strict=True)}
+    told, code = answers(daemon, "reschedule", "orders", "--tag", "t", "--by", "-30m", "--yes")
+    assert (code, told["done"], told["deliver_at_ms"]) == (0, 2, None)
+    assert waiting(daemon)["A"] == 3 * HOUR_MS // 2
+    listed = json.loads(daemon.run("msg", "jobs", "orders", "-o", "json").stdout)
+    assert [(job["job_id"], job["query"], job["state"], job["done"], job["unchanged"]) for job in listed] == [
+        (2, "tag:t", "DONE", 2, 0),
+        (1, "", "DONE", 4, 1),
+    ]
+    shown = daemon.run("msg", "outcomes", "1", "--missed").stdout.splitlines()
+    assert [line.split(maxsplit=2)[:2] for line in shown[1:]] == [["E", "expires"]]
+    assert len(json.loads(daemon.run("msg", "outcomes", "1", "-o", "json").stdout)["messages"]) == 5
 
-    def deliver(name: str) -> None:
-        if name == "ChangeMessages":
-            daemon.rig.clock.advance(HOUR_MS)
-            daemon.do(daemon.rig.settle())
 
-    daemon.before_call(deliver)
+def test_a_job_is_stopped_and_resumed(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A detached command returns at once; one that waits ends with its job, and names the command that continues it."""
+    result = daemon.run("msg", "recall", "orders", "--all", "--rate", "0.001", "--detach", "--yes")
+    assert result.stdout == "job 1 runs; 'dmq msg jobs orders' shows it, 'dmq msg stop 1' stops it\n"
+    assert daemon.run("msg", "stop", "1").stdout.startswith("job 1 is stopped: ")
+    left = len(waiting(daemon))
+    assert left >= 3
+    assert daemon.run("msg", "resume", "1").stdout.startswith("job 1 is running: ")
+    refused = daemon.run("msg", "fire", "orders", "--all", "--yes")
+    assert (refused.exit_code, "another job of this topic is running" in refused.stderr) == (1, True)
+    assert daemon.run("msg", "stop", "1").exit_code == 0
+
+    def stop(_: float) -> None:
+        daemon.do(daemon.rig.broker.message_jobs.stop(2))
+
+    monkeypatch.setattr(watched, "pause", stop)
+    result = daemon.run("msg", "fire", "orders", "--all", "--rate", "0.001", "--yes")
+    assert (result.exit_code, "'dmq msg resume 2' continues it" in result.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(("matching", "typed", "code"), [(2, "y\n", 0), (3, "y\n", 1), (3, "orders\n", 0)])
+def test_a_large_change_needs_the_typed_name_of_the_topic(
+    daemon: LiveCell, monkeypatch: pytest.MonkeyPatch, matching: int, typed: str, code: int
+) -> None:
+    """A yes is enough for a small one."""
+    monkeypatch.setattr(changes, "UNCONFIRMED_MAX", 2)
+    monkeypatch.setattr(confirm, "is_terminal", lambda: True)
+    before = NOW + (matching + 1) * HOUR_MS
+    result = run_dmq(
+        *("--address", daemon.cell.listen, "msg", "recall", "orders"),
+        *("--due-before", str(before)),
+        stdin=typed.encode(),
+    )
+    assert (result.exit_code, len(waiting(daemon))) == (code, 4 if code else 4 - matching)
+
+
+def test_a_message_delivered_meanwhile_is_reported(daemon: LiveCell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the selection and the change: it was not recalled, and the exit code shows that some were not."""
+    select = message_jobs.MessageJobs._select
+
+    async def then_deliver(self: message_jobs.MessageJobs, job: MessageJob) -> None:
+        await select(self, job)
+        daemon.rig.clock.advance(HOUR_MS)
+        await daemon.rig.settle()
+
+    monkeypatch.setattr(message_jobs.MessageJobs, "_select", then_deliver)
     result = daemon.run("msg", "recall", "orders", "--tag", "t", "--yes")
     assert (result.exit_code, result.stdout.splitlines()[-1]) == (7, "1 delayed message recalled, 1 not")
     assert result.stdout.splitlines()[1].split()[:3] == ["A", "was", "delivered"]
