@@ -7,6 +7,7 @@
 ``retries``   pending retries
 ``letters``   dead letters by reason and error, one letter
 ``jobs``      bulk redrives and purges
+``message_jobs``  bulk changes of pending messages
 ``topics``    topics
 ``groups``    consumer groups
 ``schedules`` recurring messages
@@ -28,6 +29,7 @@ from dmq.console.views import (
     groups,
     jobs,
     letters,
+    message_jobs,
     messages,
     operators,
     overview,
@@ -56,7 +58,10 @@ __all__ = [
 SECTIONS: Final = (
     (
         "Messages",
-        (*overview.SCREENS, *messages.SCREENS, *story.SCREENS, *retries.SCREENS, *letters.SCREENS, *jobs.SCREENS),
+        (
+            *(*overview.SCREENS, *messages.SCREENS, *message_jobs.SCREENS, *story.SCREENS),
+            *(*retries.SCREENS, *letters.SCREENS, *jobs.SCREENS),
+        ),
     ),
     ("Broker", (*topics.SCREENS, *groups.SCREENS, *schedules.SCREENS, *clients.SCREENS)),
     ("Daemon", (*daemon.SCREENS, *operators.SCREENS)),
@@ -64,6 +69,7 @@ SECTIONS: Final = (
 SCREENS: Final = tuple(screen for _, screens in SECTIONS for screen in screens)
 FORMS: Final = (
     *messages.FORMS,
+    *message_jobs.FORMS,
     *retries.FORMS,
     *letters.FORMS,
     *jobs.FORMS,

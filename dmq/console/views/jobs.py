@@ -48,7 +48,7 @@ def start(client: AdminClient, fields: Query) -> str:
             f"type the name of the group, {chosen.group}, to confirm more than {UNCONFIRMED_MAX:,} messages"
         )
     request = _request(client, chosen, fields)
-    request.rate_per_s = _rate(fields)
+    request.rate_per_s = rate_in(fields)
     if fields.get("kind") == "purge":
         request.why = fields.get("why", "")
     job: wire.Job = client.start_job(request)
@@ -115,7 +115,8 @@ def _receivers(request: wire.StartJobRequest) -> list[str]:
     return ["--to", request.to_topic] if request.to_topic else ["--all-groups"] * request.all_groups
 
 
-def _rate(fields: Query) -> float:
+def rate_in(fields: Query) -> float:
+    """Return the rate of a form in messages per second; 0 for no limit."""
     text = fields.get("rate", "").strip()
     try:
         rate = float(text or 0)

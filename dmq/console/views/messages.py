@@ -12,6 +12,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
 from dmq.admin.requests.message_query import QueryRefused, completions, resolve
 from dmq.config.units import After, parse_when
+from dmq.console.views.message_jobs import jobs_of
 from dmq.console.views.screens import (
     CALLS_PER_PAGE_MAX,
     PAGE,
@@ -26,6 +27,7 @@ from dmq.console.views.screens import (
     word_of,
 )
 
+_JOBS_SHOWN: Final = 5
 _GROUPS_MAX: Final = 20  # of one page whose retry policies are read
 EXAMPLES: Final = ("state:waiting", "state:queued", "state:held", "due-before:+1h", "order:newest")
 _CHANGES: Final = ("cancel", "fire", "reschedule")
@@ -46,6 +48,7 @@ def messages(client: AdminClient, query: Query) -> Values:
         "problem": "",
         "change": query.get("change", "") if query.get("change", "") in _CHANGES else "",
         "outcomes": _outcomes_in(query),
+        "jobs": [],
         "command": command("msg", "ls", topic, *(["--query", text] if text else []))
         if topic
         else command("topic", "ls"),
@@ -70,6 +73,7 @@ def messages(client: AdminClient, query: Query) -> Values:
         "messages": [(each, "held" if each.is_held else word_of(each, "state")) for each in found],
         "token": request.token,
         "now_ms": client.now_ms(),
+        "jobs": jobs_of(client, topic, _JOBS_SHOWN) if not query.get("token", "") else [],
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from support.rigs.consoles import FAILED_GROUP, FAILED_TOPIC, TOPIC, Open, Site,
 from support.rigs.daemon import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
+from broker_adapter.wire.mapping import set_timestamp
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.browser
 PATIENCE_MS = 60_000  # of a machine that stalls
 BULK = 10_000
 BULK_GROUP = "bulk"
+DELAYED = 1_200
 WAITING = [message_id(1000 + number) for number in range(60)]
 FAILED = message_id(2002)  # the other tests leave it alone
 
@@ -213,6 +216,68 @@ class TestBulk:
             assert [each.outcome for each in letters] == ["redriven"] * BULK
             assert (len(notes), client.topic("orders-again").stored) == (BULK, BULK)
         page.goto("about:blank")  # the end of the console would be an error of an open page
+
+    def test_a_bulk_reschedule_moves_each_message_once_across_a_kill(self, bulk: Site, opened: Open) -> None:
+        """It is counted and confirmed first, paused, and resumed after the kill; the matches are one hour later."""
+        due_ms = _send_delayed(bulk.daemon.address)
+        page = opened(f"{bulk.url}messages?topic=later&q=tag:late")
+        page.get_by_role("link", name=re.compile("^Change all pending")).click()
+        page.get_by_label("Change").select_option("move")
+        page.get_by_role("button", name="Count again").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(f"Move: {DELAYED:,} pending messages")
+        expect(page.locator("section").last.locator("tbody tr")).to_have_count(20)
+        page.get_by_label("Rate").fill("500")
+        page.get_by_label(re.compile("to confirm")).fill("later")
+        page.get_by_role("button", name=f"Move: {DELAYED:,} messages").click()
+        expect(page.locator("#done")).not_to_have_text("0", timeout=PATIENCE_MS)
+        page.get_by_role("button", name="Pause").click()
+        expect(page.get_by_role("button", name="Resume")).to_be_visible(timeout=PATIENCE_MS)
+        paused = int(page.locator("#done").inner_text().replace(",", ""))
+        assert 0 < paused < DELAYED
+        bulk.daemon.kill()
+        bulk.daemon.restart()
+        expect(page.locator("#done")).to_have_text(f"{paused:,}", timeout=PATIENCE_MS)
+        page.get_by_role("button", name="Resume").click()
+        _until_ended(page)
+        expect(page.locator("#done")).to_have_text(f"{DELAYED:,}")
+        expect(page.locator("#rows tr").first).to_contain_text("changed")
+        with AdminClient(bulk.daemon.address) as client:
+            moved = _due_of(client, "tag:late")
+            assert [each - due_ms for each in moved] == [3_600_000] * DELAYED
+            assert _due_of(client, "tag:other") == [due_ms]
+            (job,) = client.message_jobs("later")
+            assert (job.done, job.gone, job.unchanged, job.query) == (DELAYED, 0, 0, "tag:late")
+        page.goto("about:blank")
+
+
+def _send_delayed(address: str) -> int:
+    """Send ``DELAYED`` messages that match and one that does not; return their delivery time."""
+    due_ms = (time.time_ns() // 1_000_000) + 3_600_000
+    with WireClient(address, "later-1") as client:
+        for first in range(0, DELAYED, 500):
+            numbers = range(first, min(first + 500, DELAYED))
+            sent = [_delayed("late", BULK + each, due_ms) for each in numbers]
+            assert client.send(*sent, deadline_s=60).status.code == public.OK
+        assert client.send(_delayed("other", 2 * BULK, due_ms)).status.code == public.OK
+    return due_ms
+
+
+def _delayed(tag: str, number: int, due_ms: int) -> public.Message:
+    message = a_message("later", message_id(number), b"{}")
+    message.system_properties.tag = tag
+    message.system_properties.message_type = public.DELAY
+    set_timestamp(message.system_properties.delivery_timestamp, due_ms)
+    return message
+
+
+def _due_of(client: AdminClient, query: str) -> list[int]:
+    request = wire.ListMessagesRequest(topic="later", query=f"state:waiting {query}", limit=1_000)
+    found, is_complete = list[int](), False
+    while not is_complete:
+        page = client.messages(request)
+        found += [each.deliver_at_ms for each in page.messages]
+        request.token, is_complete = page.next_token, not page.next_token
+    return found
 
 
 def _send_letters(address: str) -> None:
