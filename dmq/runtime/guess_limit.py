@@ -2,7 +2,7 @@
 
 An attempt counts before its check, so parallel attempts are counted as well. Above the limit credentials are refused
 without a check. The limit of an address has no effect on other addresses. The limit of all addresses has no effect on
-this host, and on addresses whose credentials were right before. So an attacker locks out at most its own address, or,
+this host, and on addresses with right credentials before. So an attacker locks out at most its own address, or,
 with many addresses, those that were never right.
 
 Credentials that were right from an address are not limited there.

@@ -194,7 +194,7 @@ class IndexBuilds(BrokerPart):
 
 
 class _Pages(NamedTuple):
-    """Range of messages, of which those of a topic with one of the properties are wanted."""
+    """Range of messages to search for those of a topic with one of the properties."""
 
     topic_id: int
     names: frozenset[str]

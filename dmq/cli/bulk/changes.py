@@ -90,10 +90,10 @@ def rescheduling(at_ms: int) -> BulkChange:
     )
 
 
-def moving(by_ms: int) -> Change:
+def moving(by_ms: int) -> BulkChange:
     """Return the change of each delivery time by an offset. Only a job makes it: a kill repeats no part of a job."""
     would = f"would be delivered {format_duration(abs(by_ms))} {'later' if by_ms > 0 else 'earlier'}"
-    return Change("reschedule", would, "rescheduled", None, ("DONE",), {"delay_by_ms": by_ms})
+    return BulkChange("reschedule", would, "rescheduled", None, ("DONE",), {"delay_by_ms": by_ms})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,9 @@ class CountingEngine:
         self.sought[family] += 1
         return self.engine.last(family, start, stop)
 
+    def clear(self, family: Family) -> None:
+        self.engine.clear(family)
+
     def stats(self) -> EngineStats:
         return self.engine.stats()
 

@@ -102,6 +102,10 @@ class WatchedEngine:
         """Pass on."""
         return self.engine.last(family, start, stop)
 
+    def clear(self, family: Family) -> None:
+        """Pass on."""
+        self.engine.clear(family)
+
     def stats(self) -> EngineStats:
         """Pass on."""
         return self.engine.stats()

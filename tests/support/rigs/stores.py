@@ -165,6 +165,9 @@ class GatedEngine:
     def last(self, family: Family, start: bytes, stop: bytes) -> tuple[bytes, bytes] | None:
         return self.inner.last(family, start, stop)
 
+    def clear(self, family: Family) -> None:
+        self.inner.clear(family)
+
     def stats(self) -> EngineStats:
         return self.inner.stats()
 

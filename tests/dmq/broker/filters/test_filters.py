@@ -174,6 +174,9 @@ class Counting:
         assert self.gate.wait(30)
         self._inner.sync()
 
+    def clear(self, family: Family) -> None:
+        self._inner.clear(family)
+
     def stats(self) -> EngineStats:
         return self._inner.stats()
 
