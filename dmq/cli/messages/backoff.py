@@ -52,8 +52,8 @@ def show(
     """Show the attempts of a retry policy and the delays between them.
 
     Without options, the command shows the default policy. With --group, it shows the policy of that group, changed
-    by the other options. The times are the earliest possible ones, without jitter and the duration of the
-    attempts.
+    by the other options. The times are the earliest possible: they contain neither jitter nor the duration of
+    the attempts.
     """
     policy = options.applied_to(_policy_of_group(session, group))
     run = _run(replace(policy, jitter=0.0), 0, 0, Random(0))

@@ -357,8 +357,8 @@ def redrive(
     Without a filter, all dead letters of the group are redriven.
 
     The redrive is a job of the daemon: it continues after Ctrl-C and after a restart. 'dmq dead show' shows the
-    outcome of each dead letter. A message that a client sent to the dead-letter queue has no original topic: it
-    requires --to, which creates no topic.
+    outcome of each dead letter. A message that a client sent to the dead-letter queue has no original topic, so it
+    requires --to. The topic of --to must exist.
 
     The exit code is 7 if some dead letters failed or do not exist, and 1 if the job was stopped.
     """

@@ -541,9 +541,8 @@ def ls(
     """List the queued messages of a topic, then the delayed ones.
 
     Queued messages include acknowledged ones; 'dmq msg get' shows the result for each group. Delayed messages are
-    listed by delivery time, the next one first. A message without a delivery time counts as due when it was stored.
-    The daemon scans a bounded number of messages per call, so a search with few results takes longer and does not
-    disturb other clients.
+    listed by delivery time, the next one first. For --due-after and --due-before, a message without a delivery time
+    is due at the time when it was stored. A search with few results may take long, but does not delay other clients.
     """
     from dmq.admin import admin_v1 as wire
 

@@ -103,7 +103,7 @@ def show(
 ) -> None:
     """Show a context, or the effective settings and their sources.
 
-    Options before the words 'context show' count as settings. Secrets are not shown.
+    Options before the words 'context show' are part of the effective settings. Secrets are not shown.
     """
     chosen = session.chosen() if name is None else _alone(name)
     shown = chosen.what.shown()

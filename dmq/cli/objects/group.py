@@ -164,11 +164,13 @@ def set_policy(
     group: GroupArgument,
     options: PolicyOptions,
     fifo: Annotated[
-        bool | None, typer.Option("--fifo/--no-fifo", help="Tell clients to consume in order, or not.")
+        bool | None, typer.Option("--fifo/--no-fifo", help="Whether clients consume in the order of the queue.")
     ] = None,
     retries: Annotated[
         Retries | None,
-        typer.Option(help="In front of a cluster: place that keeps and redelivers failed messages of cluster topics."),
+        typer.Option(
+            help="In front of a cluster: where failed messages of its topics are retried, here or in the cluster."
+        ),
     ] = None,
     default: Annotated[bool, typer.Option("--default", help="Return to the default policy of the daemon.")] = False,
 ) -> None:

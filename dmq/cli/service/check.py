@@ -158,7 +158,7 @@ def lag(
 ) -> None:
     """Check the consumer lag of the group that is furthest behind.
 
-    A threshold is a number of unread messages, or a duration such as 5m for the age of the oldest of them.
+    A threshold is a number of unread messages, or an age of the oldest unread message, such as 5m.
     """
     unit = MESSAGES if thresholds.warn.isdigit() else TIME
     limits = thresholds.read(unit)
@@ -268,7 +268,7 @@ def replica(session: Session, *, thresholds: Thresholds) -> None:
     """Check the age of the oldest change that the second copy lacks.
 
     The state is WARNING while the copy is rebuilt, and CRITICAL while it misses changes or is unreachable. For a
-    standby, the time since it had the whole log counts.
+    standby, the age is the time since it last had the whole log.
     """
     limits = thresholds.read(TIME)
 

@@ -69,7 +69,7 @@ def check(
     """List the faults of the second copy; exit with 4 if there are any.
 
     The command reads every segment and base, changes nothing, and needs no daemon. With --data it also reads the stores
-    of replaced primaries in that directory (diverged-EPOCH-BATCH), and lists their messages that the log lacks.
+    of replaced primaries in that directory (diverged-EPOCH-BATCH), and lists their messages that are not in the log.
     """
     with offline(), Progress("check of the replica", quiet=session.as_json) as progress:
         from dmq.recovery.replica import diverged_tails

@@ -89,7 +89,9 @@ class LiveFigures:
 def top(
     session: Session,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Print the figures once; rates are of one interval.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the figures once, with the rates of one interval.")
+    ] = False,
     interval: IntervalOption = None,
 ) -> None:
     """Show the daemon live: rates, due messages, lateness, topics, groups.

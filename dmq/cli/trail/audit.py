@@ -82,17 +82,17 @@ class AuditScope(OptionGroup):
     """Options of the audited time, of thresholds, and of the state between runs."""
 
     since: Annotated[
-        str | None, typer.Option("--from", metavar="TIME", help="Begin of the report: RFC 3339, or epoch ms.")
+        str | None, typer.Option("--from", metavar="TIME", help="Begin of the reported period: RFC 3339, or epoch ms.")
     ] = None
     until: Annotated[
-        str | None, typer.Option("--to", metavar="TIME", help="End of the report: RFC 3339, or epoch ms.")
+        str | None, typer.Option("--to", metavar="TIME", help="End of the reported period: RFC 3339, or epoch ms.")
     ] = None
     late_after: Annotated[str | None, typer.Option(metavar="DURATION", help="Tolerated lateness of a message.")] = None
     late_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of late messages.")] = None
     duplicates_max: Annotated[int | None, typer.Option(min=0, help="Tolerated number of duplicates.")] = None
     grace: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Time after its due time from which a message counts as overdue."),
+        typer.Option(metavar="DURATION", help="A message counts as overdue this long after its due time."),
     ] = None
     exact: Annotated[bool, typer.Option("--exact", help="Compare every message, even if all totals agree.")] = False
     incremental: Annotated[bool, typer.Option("--incremental", help="Read only new files; requires --state.")] = False
@@ -133,13 +133,13 @@ def run(
     retired_cell: RetiredCellOption = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT;...", help="Name servers of a cluster, whose messages are compared as well."),
+        typer.Option(metavar="HOST:PORT;...", help="Name servers of a cluster; its messages are compared as well."),
     ] = None,
     cluster_timeout: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="Time limit for reading the cluster; messages beyond it count as not read back.",
+            help="Time limit for reading the cluster; messages that were not read by then count as not read back.",
         ),
     ] = "5m",
     access: ClusterAccess,
