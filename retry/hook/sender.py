@@ -2,10 +2,10 @@
 
 The order of the steps is written once, as a generator, which yields the slow steps to its driver:
 
-    TryNow  call the handler
-    Ask     make a sink call that may block
-    Keep    make a call whose future must complete even if the caller is cancelled
-    Tell    make a call in any case, without using its result
+    TryNow      call the handler
+    Ask         make a sink call that may block
+    KeepFuture  make a call whose future must complete even if the caller is cancelled
+    Tell        make a call in any case, without using its result
 
 The synchronous driver waits, the asynchronous one awaits. Both wait at most ``keep_timeout_s`` in all, not counting the
 handler. A send without a key to an available destination skips the generator.
