@@ -12,7 +12,7 @@ with one queue.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from broker_adapter.contracts.errors import Overloaded
 from broker_adapter.contracts.limits import GROUPS_MAX, TOPICS_MAX
@@ -20,7 +20,6 @@ from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
 from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.errors import StoreCorrupt
-from dmq.store.engines.engine import Rows
 from dmq.store.schema import keys
 from dmq.store.schema import names as schema
 from dmq.store.schema.keys import Family
@@ -37,6 +36,7 @@ from dmq.store.schema.names import (
     TopicSettings,
 )
 from dmq.store.writer.operations import Delete, Emit, IndexProperties, Op, Put
+from dmq.store.writer.recount import Scanned
 from dmq.trail.events import EventKind, name_event
 from retry.policy import RetryPolicy
 
@@ -88,14 +88,6 @@ class Group(NamedTuple):
     stay: str | None = None
     paused_since_ms: int | None = None
     deliver_rate: int | None = None
-
-
-class Scanned(Protocol):
-    """Source of store rows: an open store, or the readable part of one."""
-
-    def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
-        """As ``Engine.scan``."""
-        ...
 
 
 class Names:

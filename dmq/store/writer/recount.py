@@ -39,7 +39,7 @@ Pair = tuple[int, int]  # topic (or lane) and group
 
 
 class Scanned(Protocol):
-    """Source of rows: an engine or a store."""
+    """Source of rows: an engine, an open store, or the readable part of one."""
 
     def scan(self, family: Family, start: bytes, stop: bytes, *, limit: int) -> Rows:
         """Return rows as ``Engine.scan`` does."""
