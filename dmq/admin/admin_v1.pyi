@@ -724,16 +724,18 @@ class DueBucket(_message.Message):
     def __init__(self, until_ms: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetMessageRequest(_message.Message):
-    __slots__ = ("topic", "message_id", "with_body", "own_key")
+    __slots__ = ("topic", "message_id", "with_body", "own_key", "unmasked")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
     WITH_BODY_FIELD_NUMBER: _ClassVar[int]
     OWN_KEY_FIELD_NUMBER: _ClassVar[int]
+    UNMASKED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     message_id: str
     with_body: bool
     own_key: str
-    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ...) -> None: ...
+    unmasked: bool
+    def __init__(self, topic: _Optional[str] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ..., unmasked: _Optional[bool] = ...) -> None: ...
 
 class GetMessageResponse(_message.Message):
     __slots__ = ("topic", "message_id", "state", "deliver_at_ms", "stored_at_ms", "queue_id", "queue_offset", "content", "is_held", "groups", "ended_at_ms")
@@ -848,18 +850,20 @@ class QueueRange(_message.Message):
     def __init__(self, queue_id: _Optional[int] = ..., begin_offset: _Optional[int] = ..., end_offset: _Optional[int] = ...) -> None: ...
 
 class PeekMessagesRequest(_message.Message):
-    __slots__ = ("topic", "queue_id", "offset", "limit", "with_body")
+    __slots__ = ("topic", "queue_id", "offset", "limit", "with_body", "unmasked")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ID_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    UNMASKED_FIELD_NUMBER: _ClassVar[int]
     topic: str
     queue_id: int
     offset: int
     limit: int
     with_body: bool
-    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ...) -> None: ...
+    unmasked: bool
+    def __init__(self, topic: _Optional[str] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ..., unmasked: _Optional[bool] = ...) -> None: ...
 
 class PeekMessagesResponse(_message.Message):
     __slots__ = ("messages", "next_offset")
@@ -994,7 +998,15 @@ class FoundMessage(_message.Message):
     def __init__(self, state: _Optional[_Union[MessageState, str]] = ..., group: _Optional[str] = ..., message_id: _Optional[str] = ..., at_ms: _Optional[int] = ..., queue_id: _Optional[int] = ..., queue_offset: _Optional[int] = ..., content: _Optional[_Union[Content, _Mapping[str, _Any]]] = ..., is_held: _Optional[bool] = ..., is_half: _Optional[bool] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class Content(_message.Message):
-    __slots__ = ("tag", "keys", "properties", "message_group", "born_at_ms", "born_host", "body_encoding", "body_bytes", "body")
+    __slots__ = ("tag", "keys", "properties", "message_group", "born_at_ms", "born_host", "body_encoding", "body_bytes", "body", "masking")
+    class Masking(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MASKING_UNSPECIFIED: _ClassVar[Content.Masking]
+        FIELDS: _ClassVar[Content.Masking]
+        BODY: _ClassVar[Content.Masking]
+    MASKING_UNSPECIFIED: Content.Masking
+    FIELDS: Content.Masking
+    BODY: Content.Masking
     class PropertiesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1011,6 +1023,7 @@ class Content(_message.Message):
     BODY_ENCODING_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
+    MASKING_FIELD_NUMBER: _ClassVar[int]
     tag: str
     keys: _containers.RepeatedScalarFieldContainer[str]
     properties: _containers.ScalarMap[str, str]
@@ -1020,7 +1033,8 @@ class Content(_message.Message):
     body_encoding: str
     body_bytes: int
     body: bytes
-    def __init__(self, tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., message_group: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., born_host: _Optional[str] = ..., body_encoding: _Optional[str] = ..., body_bytes: _Optional[int] = ..., body: _Optional[bytes] = ...) -> None: ...
+    masking: Content.Masking
+    def __init__(self, tag: _Optional[str] = ..., keys: _Optional[_Iterable[str]] = ..., properties: _Optional[_Mapping[str, str]] = ..., message_group: _Optional[str] = ..., born_at_ms: _Optional[int] = ..., born_host: _Optional[str] = ..., body_encoding: _Optional[str] = ..., body_bytes: _Optional[int] = ..., body: _Optional[bytes] = ..., masking: _Optional[_Union[Content.Masking, str]] = ...) -> None: ...
 
 class Policy(_message.Message):
     __slots__ = ("table", "exponential", "fixed", "max_attempts", "jitter", "max_age_ms")
@@ -1325,20 +1339,22 @@ class FailureReason(_message.Message):
     def __init__(self, error_type: _Optional[str] = ..., error_text: _Optional[str] = ..., host: _Optional[str] = ..., client_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class ListDeadLettersRequest(_message.Message):
-    __slots__ = ("group", "filter", "offset", "limit", "with_outcome", "with_body")
+    __slots__ = ("group", "filter", "offset", "limit", "with_outcome", "with_body", "unmasked")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WITH_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    UNMASKED_FIELD_NUMBER: _ClassVar[int]
     group: str
     filter: DeadFilter
     offset: int
     limit: int
     with_outcome: bool
     with_body: bool
-    def __init__(self, group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_outcome: _Optional[bool] = ..., with_body: _Optional[bool] = ...) -> None: ...
+    unmasked: bool
+    def __init__(self, group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_outcome: _Optional[bool] = ..., with_body: _Optional[bool] = ..., unmasked: _Optional[bool] = ...) -> None: ...
 
 class ListDeadLettersResponse(_message.Message):
     __slots__ = ("letters", "next_offset")
@@ -1735,12 +1751,14 @@ class ListSchedulesResponse(_message.Message):
     def __init__(self, schedules: _Optional[_Iterable[_Union[Schedule, _Mapping[str, _Any]]]] = ..., next_token: _Optional[str] = ...) -> None: ...
 
 class GetScheduleRequest(_message.Message):
-    __slots__ = ("name", "with_body")
+    __slots__ = ("name", "with_body", "unmasked")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WITH_BODY_FIELD_NUMBER: _ClassVar[int]
+    UNMASKED_FIELD_NUMBER: _ClassVar[int]
     name: str
     with_body: bool
-    def __init__(self, name: _Optional[str] = ..., with_body: _Optional[bool] = ...) -> None: ...
+    unmasked: bool
+    def __init__(self, name: _Optional[str] = ..., with_body: _Optional[bool] = ..., unmasked: _Optional[bool] = ...) -> None: ...
 
 class GetScheduleResponse(_message.Message):
     __slots__ = ("schedule",)
@@ -2230,10 +2248,10 @@ METHODS: _Mapping[str, _Method]
 class AdminCalls:
     def status(self) -> GetStatusResponse: ...
     def list_topics(self, token: _Union[ListTopicsRequest, str, None] = ..., limit: _Optional[int] = ...) -> ListTopicsResponse: ...
-    def message(self, topic: _Union[GetMessageRequest, str, None] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ...) -> GetMessageResponse: ...
+    def message(self, topic: _Union[GetMessageRequest, str, None] = ..., message_id: _Optional[str] = ..., with_body: _Optional[bool] = ..., own_key: _Optional[str] = ..., unmasked: _Optional[bool] = ...) -> GetMessageResponse: ...
     def message_events(self, topic: _Union[ListMessageEventsRequest, str, None] = ..., message_id: _Optional[str] = ...) -> ListMessageEventsResponse: ...
     def count(self, topic: _Union[CountMessagesRequest, str, None] = ...) -> CountMessagesResponse: ...
-    def peek(self, topic: _Union[PeekMessagesRequest, str, None] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ...) -> PeekMessagesResponse: ...
+    def peek(self, topic: _Union[PeekMessagesRequest, str, None] = ..., queue_id: _Optional[int] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_body: _Optional[bool] = ..., unmasked: _Optional[bool] = ...) -> PeekMessagesResponse: ...
     def messages(self, topic: _Union[ListMessagesRequest, str, None] = ..., state: _Optional[_Union[MessageState, str]] = ..., due_after_ms: _Optional[int] = ..., due_before_ms: _Optional[int] = ..., key: _Optional[str] = ..., tag: _Optional[str] = ..., newest_first: _Optional[bool] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ..., own_key: _Optional[str] = ..., query: _Optional[str] = ..., message_id: _Optional[str] = ..., only_held: _Optional[bool] = ..., property: _Optional[str] = ...) -> ListMessagesResponse: ...
     def find_messages(self, topic: _Union[FindMessagesRequest, str, None] = ..., property: _Optional[str] = ..., value: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> FindMessagesResponse: ...
     def list_groups(self, with_removed: _Union[ListGroupsRequest, bool, None] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> ListGroupsResponse: ...
@@ -2242,7 +2260,7 @@ class AdminCalls:
     def list_retries(self, group: _Union[ListRetriesRequest, str, None] = ..., topic: _Optional[str] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> ListRetriesResponse: ...
     def run_retries_now(self, group: _Union[RunRetriesNowRequest, str, None] = ..., entries: _Optional[_Iterable[str]] = ...) -> RunRetriesNowResponse: ...
     def end_retries(self, group: _Union[EndRetriesRequest, str, None] = ..., entries: _Optional[_Iterable[str]] = ...) -> EndRetriesResponse: ...
-    def list_dead_letters(self, group: _Union[ListDeadLettersRequest, str, None] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_outcome: _Optional[bool] = ..., with_body: _Optional[bool] = ...) -> ListDeadLettersResponse: ...
+    def list_dead_letters(self, group: _Union[ListDeadLettersRequest, str, None] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., offset: _Optional[int] = ..., limit: _Optional[int] = ..., with_outcome: _Optional[bool] = ..., with_body: _Optional[bool] = ..., unmasked: _Optional[bool] = ...) -> ListDeadLettersResponse: ...
     def start_job(self, kind: _Union[StartJobRequest, _Union[JobKind, str], None] = ..., group: _Optional[str] = ..., filter: _Optional[_Union[DeadFilter, _Mapping[str, _Any]]] = ..., to_topic: _Optional[str] = ..., why: _Optional[str] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ..., all_groups: _Optional[bool] = ...) -> Job: ...
     def jobs(self, group: _Union[ListJobsRequest, str, None] = ...) -> _containers.RepeatedCompositeFieldContainer[Job]: ...
     def stop_job(self, job_id: _Union[StopJobRequest, int, None] = ...) -> Job: ...
@@ -2267,7 +2285,7 @@ class AdminCalls:
     def replay(self, inner_topic: _Union[ReplayMessagesRequest, str, None] = ..., messages: _Optional[_Iterable[_Union[InnerMessage, _Mapping[str, _Any]]]] = ..., due_after_ms: _Optional[int] = ..., is_dry_run: _Optional[bool] = ...) -> _containers.RepeatedCompositeFieldContainer[Replayed]: ...
     def add_schedule(self, schedule: _Union[AddScheduleRequest, _Union[Schedule, _Mapping[str, _Any]], None] = ..., replace: _Optional[bool] = ...) -> AddScheduleResponse: ...
     def list_schedules(self, topic: _Union[ListSchedulesRequest, str, None] = ..., token: _Optional[str] = ..., limit: _Optional[int] = ...) -> ListSchedulesResponse: ...
-    def schedule(self, name: _Union[GetScheduleRequest, str, None] = ..., with_body: _Optional[bool] = ...) -> Schedule: ...
+    def schedule(self, name: _Union[GetScheduleRequest, str, None] = ..., with_body: _Optional[bool] = ..., unmasked: _Optional[bool] = ...) -> Schedule: ...
     def pause_schedule(self, name: _Union[PauseScheduleRequest, str, None] = ...) -> Schedule: ...
     def resume_schedule(self, name: _Union[ResumeScheduleRequest, str, None] = ...) -> Schedule: ...
     def remove_schedule(self, name: _Union[RemoveScheduleRequest, str, None] = ...) -> Schedule: ...

@@ -222,7 +222,11 @@ def _listed(
             page = client.dead_letters(group, chosen, offset=offset, limit=limit, with_body=with_body)
         except NotFound:  # there is no dead letter yet
             return
-        yield from page.letters
+        for letter in page.letters:
+            if letter.content.masking:  # it is not the entry that was sent
+                topic = letter.origin_topic
+                raise SinkUnavailable(f"the daemon masks messages of {topic}: exclude it from its setting redact")
+            yield letter
         offset = page.next_offset
 
 

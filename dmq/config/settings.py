@@ -33,6 +33,7 @@ from pydantic_settings import (
 from broker_adapter.contracts.limits import BODY_BYTES_MAX, QUEUES_PER_TOPIC_DEFAULT, QUEUES_PER_TOPIC_MAX
 from broker_adapter.runtime.extras import is_installed
 from dmq.config.destinations import Destination, NotificationTopic, WebhookUrl, parse_destination
+from dmq.config.redaction import RedactionRule, parse_redaction_rule
 from dmq.config.units import (
     DELAY_LEVELS_DEFAULT,
     Address,
@@ -272,6 +273,21 @@ def _topic_patterns(value: object) -> object:
     return parse_topic_patterns(";".join(names))
 
 
+def _redaction(value: object) -> object:
+    written = value if isinstance(value, (list, tuple)) else [value]
+    if written == ["none"]:
+        return ()
+    rules = list[RedactionRule]()
+    for each in written:
+        if isinstance(each, RedactionRule):
+            rules.append(each)
+        elif isinstance(each, str):
+            rules += map(parse_redaction_rule, each.split(";"))
+        else:
+            raise ValueError("expected rules, for example orders-*:card.number")
+    return tuple(rules)
+
+
 def _between(least: timedelta, most: timedelta) -> AfterValidator:
     def check(value: timedelta) -> timedelta:
         if not least <= value <= most:
@@ -310,6 +326,7 @@ _OptionalPath = Annotated[Path | None, _or_none("none", _path)]
 _Acl = Annotated[Path | None, _or_none("off", _path)]
 _Destination = Annotated[Destination | None, _or_none("none", _destination)]
 _Endpoints = Annotated[tuple[Address, ...], BeforeValidator(_endpoints)]
+_Redaction = Annotated[tuple[RedactionRule, ...], BeforeValidator(_redaction)]
 _Topics = Annotated[TopicPatterns, BeforeValidator(_topic_patterns)]
 _DelayLevels = Annotated[tuple[timedelta, ...], BeforeValidator(_delay_levels)]
 
@@ -341,6 +358,7 @@ class DaemonConfig(BaseSettings):
     tls_key: _OptionalPath = None  # None: in the file of the certificate
     tls_client_ca: _OptionalPath = None  # authority of the client certificates
     acl: _Acl = None  # a file of access keys
+    redact: _Redaction = ()  # masked contents of messages
     insecure: bool = False  # may listen beyond this host without access keys and TLS
     broker_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,127}$")] = "rock-dmq"
 
@@ -836,7 +854,7 @@ def _shown(value: object) -> object:
             return str(value)
         case timedelta():
             return _show_duration(value)
-        case tuple() if not value or isinstance(value[0], Address):
+        case tuple() if not value or isinstance(value[0], Address | RedactionRule):
             return ";".join(map(str, value)) or "none"
         case tuple() if not isinstance(value, Address):
             return format_delay_levels(tuple(level // timedelta(milliseconds=1) for level in value))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dmq.admin.client.client import AdminClient, CallFailed, NotAllowed
+from dmq.acl.rules import ADMINISTRATOR
+from dmq.admin.client.client import AdminClient, CallFailed, CallRefused, NotAllowed
 
 
 class AllowedCalls:
@@ -21,6 +22,15 @@ class AllowedCalls:
             self._known[topic, group] = self._allowed(topic, group)
         allowed = self._known[topic, group]
         return allowed is None or rpc in allowed
+
+    @property
+    def is_admin(self) -> bool:
+        """True if the key is an admin key, or if the daemon has no access keys."""
+        try:
+            found = self._client.access()
+        except (CallFailed, CallRefused):
+            return False
+        return found.role == ADMINISTRATOR or not found.key
 
     def _allowed(self, topic: str, group: str) -> frozenset[str] | None:
         """Return the names of the RPCs, or None if the daemon is too old to return them."""

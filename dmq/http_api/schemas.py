@@ -28,7 +28,7 @@ _ONLY_ANSWERED: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "Schedule": frozenset(
             ("created_at_ms", "state", "occurrences", "last_at_ms", "next_at_ms", "following_at_ms", "why")
         ),
-        "Content": frozenset(("body_bytes", "born_at_ms", "born_host")),
+        "Content": frozenset(("body_bytes", "born_at_ms", "born_host", "masking")),
     }
 )
 

@@ -1,4 +1,4 @@
-"""Entry point of admin calls for every transport: parsed, authorized by the caller's key, recorded, answered."""
+"""Entry point of admin calls for every transport: parsed, authorized by the key, recorded, masked, answered."""
 
 from __future__ import annotations
 
@@ -40,16 +40,13 @@ class AdminDispatcher:
             key = self._guard.enter(rpc, header, lacking(rpc))
         request = method.request_class.FromString(body)
         topic = await self._judge(rpc, key, request)
-        activity = self._service.activity
-        if access.changes(request):
-            caller = AdminCaller(key.name if key is not None else "", address, why_of(header))
-            response = await activity.run(caller, rpc, request, call, topic)
-        elif activity.is_first_reading(
-            caller := AdminCaller(key.name if key is not None else "", address), rpc, request
-        ):
-            response = await activity.run(caller, rpc, request, call, topic)
+        activity, caller = self._service.activity, AdminCaller(key.name if key is not None else "", address)
+        if access.changes(request) or activity.is_first_reading(caller, rpc, request):
+            response = await activity.run(caller._replace(why=why_of(header)), rpc, request, call, topic)
         else:
             response = await call(request)
+        if not getattr(request, "unmasked", False):
+            await self._service.redaction.mask(request, response)
         if key is not None:
             response = answer_for(key, request, response)
         return response.SerializeToString()

@@ -25,6 +25,7 @@ from dmq.admin.operations.message_jobs import MessageJobCalls
 from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.operations.property_search import PropertyCalls
 from dmq.admin.operations.quotas import QuotaCalls
+from dmq.admin.operations.redaction import Redaction
 from dmq.admin.operations.replays import ReplayCalls
 from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.admin.operations.topics import TopicCalls
@@ -62,6 +63,7 @@ class AdminService:
         store, broker = cell.store, cell.broker
         messages = MessageCalls(store, broker)
         self.activity = activity or ActivityLog(store)
+        self.redaction = Redaction(cell.config.redact)
         self.clients = ClientCalls(messages)
         self.letters = LetterCalls(broker)
         self.message_jobs = MessageJobCalls(broker)

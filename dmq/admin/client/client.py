@@ -195,9 +195,10 @@ class AdminClient(wire.AdminCalls):
         limit: int = 1000,
         with_outcome: bool = False,
         with_body: bool = False,
+        unmasked: bool = False,
     ) -> wire.ListDeadLettersResponse:
         """Return a page of the dead letters."""
-        return self.list_dead_letters(group, chosen, offset, limit, with_outcome, with_body)
+        return self.list_dead_letters(group, chosen, offset, limit, with_outcome, with_body, unmasked)
 
     def client_stack(self, client_id: str) -> str:
         """Return the thread stacks of a client. Raise ``NotFound`` or ``ClientUnresponsive``."""

@@ -108,8 +108,10 @@ class ActivityLog:
         return response
 
     def is_first_reading(self, caller: AdminCaller, rpc: str, request: Message) -> bool:
-        """Return True if a call reads bodies, and the caller has not read those of the same subject within a minute."""
-        if not getattr(request, "with_body", False):
+        """Return True if a call reads bodies or unmasked contents, and the caller has not read those of the same
+        subject within a minute.
+        """
+        if not _reads_contents(request):
             return False
         now_s, read_s = self._store.clock.monotonic_s(), self._read_s.get(_subject(caller, rpc, request))
         return read_s is None or now_s - read_s >= READ_AGAIN_S
@@ -140,7 +142,7 @@ class ActivityLog:
             await asyncio.shield(self._end(begun, outcome, str(error) if known else type(error).__name__))
             raise
         await asyncio.shield(self._end(begun, CallOutcome.DONE))
-        if getattr(request, "with_body", False):
+        if _reads_contents(request):
             self._note_reading(_subject(caller, rpc, request))
         return response
 
@@ -214,9 +216,13 @@ class ActivityLog:
             log.info("activity_recorded", **{**told, "outcome": str(each.outcome)})
 
 
+def _reads_contents(request: Message) -> bool:
+    return getattr(request, "with_body", False) or getattr(request, "unmasked", False)
+
+
 def _subject(caller: AdminCaller, rpc: str, request: Message) -> tuple[str, ...]:
-    names = ("topic", "group", "message_id", "own_key", "name")
-    return caller.key, caller.address, rpc, *(getattr(request, name, "") for name in names)
+    names = ("topic", "group", "message_id", "own_key", "name", "unmasked")
+    return caller.key, caller.address, rpc, *(str(getattr(request, name, "")) for name in names)
 
 
 def what_of(message: Message) -> str:

@@ -31,7 +31,8 @@ def wire_content(payload: bytes, *, with_body: bool) -> wire.Content:
     message = mapping.decode(payload)
     body = message.body if with_body else None
     encoding = message.body_encoding.name
-    return filled(wire.Content, message, body_encoding=encoding, body_bytes=len(message.body), body=body)
+    sizes = {"body_bytes": len(message.body), "body_encoding": encoding}
+    return filled(wire.Content, message, **sizes, body=body, masking=None)
 
 
 def content_if_readable(payload: bytes, *, with_body: bool) -> wire.Content | None:

@@ -23,6 +23,7 @@ from dmq.cli.session.options import (
     MessageOptions,
     OptionGroup,
     Session,
+    UnmaskedOption,
     with_reason,
     with_session,
     with_watch,
@@ -175,10 +176,11 @@ def show(
     *,
     name: NameArgument,
     body: BodyOption = False,
+    unmasked: UnmaskedOption = False,
 ) -> None:
     """Show a schedule: rule, progress, next times and message."""
     with session.connect() as client:
-        found = client.schedule(name, with_body=body)
+        found = client.schedule(name, with_body=body, unmasked=unmasked)
     session.show_facts(found, _facts(found))
 
 

@@ -35,6 +35,7 @@ from dmq.cli.session.options import (
     OutFileOption,
     RateOption,
     Session,
+    UnmaskedOption,
     with_reason,
     with_session,
     with_watch,
@@ -126,6 +127,7 @@ def letters_of(
     limit: int | None = None,
     with_outcome: bool = False,
     with_body: bool = False,
+    unmasked: bool = False,
 ) -> Iterator[wire.DeadLetter]:
     """Yield the matching dead letters, at most ``limit``, page by page as they are read."""
     offset, left = 0, limit
@@ -137,6 +139,7 @@ def letters_of(
             limit=PAGE if left is None else min(PAGE, left),
             with_outcome=with_outcome,
             with_body=with_body,
+            unmasked=unmasked,
         )
         yield from page.letters
         offset = page.next_offset
@@ -212,6 +215,7 @@ def show(
     group: GroupArgument,
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Message id.")],
     body: BodyOption = False,
+    unmasked: UnmaskedOption = False,
 ) -> None:
     """Show a dead letter: origin, reason, time, outcome and content.
 
@@ -219,7 +223,7 @@ def show(
     """
     with session.connect() as client, Progress(f"dead letters of {group}", quiet=session.as_json):
         chosen = LetterFilter().read(client, [message_id])
-        found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body))
+        found = list(letters_of(client, group, chosen, with_outcome=True, with_body=body, unmasked=unmasked))
         now_ms = client.now_ms()
     if not found:
         text = f"message {message_id} is not a dead letter of group {group}"
@@ -235,28 +239,32 @@ def export(
     group: GroupArgument,
     selection: LetterSelection,
     file: OutFileOption = None,
+    unmasked: UnmaskedOption = False,
 ) -> None:
     """Write dead letters as JSON Lines, with their bodies in base64.
 
     Without a filter, all dead letters of the group are written, except redriven and purged ones. An output file
     gets its name when it is complete. Only its owner can read it.
     """
-    count = unreadable = 0
+    count = unreadable = masked = 0
     with (
         session.connect() as client,
         Progress(f"export of {group}", quiet=session.as_json or (file is None and sys.stdout.isatty())) as progress,
     ):
         chosen = selection.read(client)
         with lines_into(file) as lines:
-            for letter in letters_of(client, group, chosen, with_body=True):
+            for letter in letters_of(client, group, chosen, with_body=True, unmasked=unmasked):
                 # Escaped as ASCII: exact, independent of the terminal and its encoding.
                 lines.write(json.dumps(to_plain(letter), separators=(",", ":")) + "\n")
                 count += 1
                 unreadable += not letter.HasField("content")
+                masked += bool(letter.content.masking)
                 progress.show(f"{count:,} letters")
     if file is not None:
         text = f"{out.counted(count, 'dead letter')} of {group} in {file}"
         session.show({"group": group, "file": str(file), "letters": count, "unreadable": unreadable}, text)
+    if masked:
+        out.note(f"{masked:,} of {count:,} are masked by rules of the daemon (redact); --unmasked needs an admin key")
     if unreadable:
         text = f"{unreadable:,} of {count:,} cannot be read, their content is null"
         raise CommandFailed(text, ExitCode.DAMAGED)

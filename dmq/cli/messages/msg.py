@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +30,7 @@ from dmq.cli.bulk.progress import Progress
 from dmq.cli.nouns import noun
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import CommandFailed, ExitCode, refused, refusing
-from dmq.cli.output.facts import content_facts, reason_of
+from dmq.cli.output.facts import content_facts, masking_of, reason_of
 from dmq.cli.output.times import instant_ms
 from dmq.cli.session.completion import topics
 from dmq.cli.session.options import (
@@ -39,6 +41,7 @@ from dmq.cli.session.options import (
     MessageOptions,
     Session,
     TopicArgument,
+    UnmaskedOption,
     with_reason,
     with_session,
     with_watch,
@@ -161,12 +164,13 @@ def get(
         str, typer.Option(metavar="KEY", help="Show the pending message with this own key, instead of an id.")
     ] = "",
     body: BodyOption = False,
+    unmasked: UnmaskedOption = False,
 ) -> None:
     """Show a message: state, result for each group, and content."""
     if bool(message_id) == bool(own_key):
         raise refused("give one of them after the topic", "ID", "--own-key")
     with session.connect() as client:
-        found = client.message(topic, message_id, own_key=own_key, with_body=body)
+        found = client.message(topic, message_id, own_key=own_key, with_body=body, unmasked=unmasked)
     if state_word(found) == "unknown":
         text = f"message {message_id} is not known in topic {topic}: never sent there, or forgotten since"
         if own_key:
@@ -631,6 +635,7 @@ def peek(
     ] = None,
     limit: LimitOption = 10,
     body: Annotated[bool, typer.Option("--body", help="Include bodies (base64 in JSON).")] = False,
+    unmasked: UnmaskedOption = False,
 ) -> None:
     """Show messages in the queues of a topic without consuming them."""
     if offset is not None and queue is None:
@@ -643,7 +648,8 @@ def peek(
         found: list[wire.PeekedMessage] = []
         for each in ranges if queue is None else (ranges[queue],):
             start = each.begin_offset if offset is None else offset
-            found += _messages(client, topic, each, start, limit - len(found), with_body=body)
+            peek = partial(client.peek, topic, each.queue_id, with_body=body, unmasked=unmasked)
+            found += _messages(peek, each, start, limit - len(found))
             if len(found) >= limit:
                 break
         now_ms = 0 if session.as_json else client.now_ms()
@@ -657,13 +663,12 @@ def peek(
 
 
 def _messages(
-    client: AdminClient, topic: str, within: wire.QueueRange, offset: int, limit: int, *, with_body: bool
+    peek: Callable[..., wire.PeekMessagesResponse], within: wire.QueueRange, offset: int, limit: int
 ) -> list[wire.PeekedMessage]:
     """Return up to ``limit`` messages from ``offset`` on. The daemon refuses an offset outside the queue."""
     found: list[wire.PeekedMessage] = []
     while True:
-        left = min(_PAGE, limit - len(found))
-        page = client.peek(topic, within.queue_id, offset, limit=left, with_body=with_body)
+        page = peek(offset=offset, limit=min(_PAGE, limit - len(found)))
         found += page.messages
         offset = page.next_offset
         if len(found) >= limit or offset >= within.end_offset:
@@ -674,5 +679,5 @@ def _peeked_row(message: wire.PeekedMessage, now_ms: int, *, with_body: bool) ->
     return (
         *(str(message.queue_id), str(message.queue_offset), out.distance(message.stored_at_ms, now_ms)),
         *(message.message_id, *_content_cells(message)),
-        *([out.body_text(message.content.body)] if with_body else []),
+        *([masking_of(message.content) or out.body_text(message.content.body)] if with_body else []),
     )

@@ -11,6 +11,7 @@ import typer
 from broker_adapter.wire.plain import to_plain
 from dmq.cli.nouns import single
 from dmq.cli.output import output as out
+from dmq.cli.output.facts import masking_of
 from dmq.cli.output.watch import Outage, wait
 from dmq.cli.session.options import Session, TopicArgument, with_session
 from dmq.config.units import format_time
@@ -146,7 +147,7 @@ def _line(message: wire.PeekedMessage) -> str:
     place = f"{message.queue_id}/{message.queue_offset}"
     tag = content.tag if is_readable else "CANNOT BE READ"
     parts = (format_time(message.stored_at_ms)[11:], message.message_id, place, tag, " ".join(content.keys))
-    body = out.body_text(content.body) if content.HasField("body") else ""
+    body = out.body_text(content.body) if content.HasField("body") else masking_of(content)
     line = "  ".join(filter(None, (*parts, body)))
     columns = out.terminal_columns()
     late = f"{out.about(message.stored_at_ms - message.deliver_at_ms)} late" if message.deliver_at_ms else ""

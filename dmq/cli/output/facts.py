@@ -26,7 +26,15 @@ def content_facts(content: wire.Content) -> list[tuple[str, str]]:
         ("born", " on ".join(filter(None, (out.when(content.born_at_ms), content.born_host)))),
         ("body size", f"{content.body_bytes} B{encoding}"),
         ("body", out.body_text(content.body) if content.HasField("body") else ""),
+        ("masked", masking_of(content)),
     ]
+
+
+def masking_of(content: wire.Content) -> str:
+    """Return the mask of a message; empty if it has none."""
+    word = content.Masking.Name(content.masking).lower()
+    by = "by a rule of the daemon (redact); --unmasked shows it to an admin key"
+    return {"fields": f"*** stands for values, {by}", "body": f"the body is hidden {by}"}.get(word, "")
 
 
 def flow_word(found: wire.Topic | wire.Group) -> str:

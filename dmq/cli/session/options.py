@@ -104,6 +104,9 @@ _WatchOption = Annotated[
     bool, typer.Option("--watch", "-w", help="Repeat the list until Ctrl-C or q; with -o json, one line each time.")
 ]
 BodyOption = Annotated[bool, typer.Option("--body", help="Include the body (base64 in JSON).")]
+UnmaskedOption = Annotated[
+    bool, typer.Option("--unmasked", help="Without the masks of the setting redact. Needs an admin key; recorded.")
+]
 
 
 class OptionGroup:

@@ -8,7 +8,18 @@ from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
-from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, body_in, command, number_in, word_of
+from dmq.console.views.screens import (
+    PAGE,
+    Form,
+    Query,
+    Screen,
+    Values,
+    body_in,
+    command,
+    is_unmasked,
+    number_in,
+    word_of,
+)
 
 COUNTED_MAX: Final = 10_000  # dead letters that one page groups by reason and error, or searches for an error
 LETTERS_PER_CALL: Final = 1_000
@@ -94,7 +105,7 @@ def letter(client: AdminClient, query: Query) -> Values:
     """One dead letter, each of its deaths, and the redrive that was started."""
     group, message_id = query.get("group", ""), query.get("id", "")
     chosen = wire.DeadFilter(message_ids=[message_id])
-    found, is_hidden = _deaths(client, group, chosen)
+    found, is_hidden = _deaths(client, group, chosen, unmasked=is_unmasked(query))
     if not found:
         raise NotFound(f"message {message_id} is not a dead letter of group {group}")
     job_id = number_in(query, "job")
@@ -151,16 +162,20 @@ def jobs_of(client: AdminClient, group: str) -> list[tuple[wire.Job, str, str]]:
     return [(each, word_of(each, "kind"), word_of(each, "state")) for each in found[:JOBS_SHOWN]]
 
 
-def _deaths(client: AdminClient, group: str, chosen: wire.DeadFilter) -> tuple[list[wire.DeadLetter], bool]:
+def _deaths(
+    client: AdminClient, group: str, chosen: wire.DeadFilter, *, unmasked: bool
+) -> tuple[list[wire.DeadLetter], bool]:
     """Return the deaths of a message, and whether the key may not read its body."""
     found, offset, with_body = list[wire.DeadLetter](), 0, True
     while offset >= 0:
         try:
-            page = client.dead_letters(group, chosen, offset=offset, with_outcome=True, with_body=with_body)
+            page = client.dead_letters(
+                group, chosen, offset=offset, with_outcome=True, with_body=with_body, unmasked=unmasked
+            )
         except NotAllowed:
             if not with_body:
                 raise
-            with_body = False
+            with_body = unmasked = False
             continue
         found += page.letters
         offset = page.next_offset

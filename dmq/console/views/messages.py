@@ -22,6 +22,7 @@ from dmq.console.views.screens import (
     Values,
     body_in,
     command,
+    is_unmasked,
     number_in,
     topic_names,
     word_of,
@@ -86,7 +87,7 @@ def message(client: AdminClient, query: Query) -> Values:
     """One message: its state, that of each group, its changes and its body."""
     topic, message_id = query.get("topic", ""), query.get("id", "")
     try:
-        found, is_hidden = client.message(topic, message_id, True), False
+        found, is_hidden = client.message(topic, message_id, True, unmasked=is_unmasked(query)), False
     except NotAllowed:  # a key without the right to read bodies may still read the state
         found, is_hidden = client.message(topic, message_id, False), True
     change, outcome = query.get("change", ""), query.get("outcome", "")

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
 from dmq.config.units import parse_duration
-from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, body_in, command, topic_names
+from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, body_in, command, is_unmasked, topic_names
 
 
 def schedules(client: AdminClient, query: Query) -> Values:
@@ -30,7 +30,7 @@ def schedule(client: AdminClient, query: Query) -> Values:
     """One schedule: its rule, its next times and its message."""
     name = query.get("name", "")
     try:
-        found, is_hidden = client.schedule(name, True), False
+        found, is_hidden = client.schedule(name, True, is_unmasked(query)), False
     except NotAllowed:  # a key without the right to read bodies may still read the rest
         found, is_hidden = client.schedule(name, False), True
     return {

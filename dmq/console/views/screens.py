@@ -63,6 +63,11 @@ def body_in(content: wire.Content, query: Query) -> Body | None:
     return body_of(content.body, query.get("body", ""), is_plain=content.body_encoding in {"", "IDENTITY"})
 
 
+def is_unmasked(query: Query) -> bool:
+    """Return True if the page shows contents without the masks of the daemon."""
+    return query.get("unmasked", "") == "1"
+
+
 def word_of(found: Any, field: str) -> str:  # noqa: ANN401 - a message of the protocol
     """Return the word of an enum field, such as ``waiting``."""
     number = getattr(found, field)

@@ -17,7 +17,7 @@ from playwright.sync_api import Locator, Page, expect
 from support.clients.wire_client import WireClient
 from support.effort import at_length
 from support.rigs.acl import Key, write_acl
-from support.rigs.consoles import Open, console, fill
+from support.rigs.consoles import Open, console, fill, message_id
 from support.rigs.daemon import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
@@ -41,6 +41,11 @@ secret = "viewer-secret"
 role = "viewer"
 """
 SCREENS: Final = ("schedules", "schedule?name=hourly", "clients", "scheduler", "store", "audit", "activity", "settings")
+PAGES: Final = (
+    ("schedule?name=hourly", "Pause"),
+    ("quotas", "Set"),
+    ("audit", "Verify now"),
+)
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
 
 
@@ -66,7 +71,7 @@ class Keyed(NamedTuple):
 def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     """A daemon with messages, schedules, a quota and records of its operators."""
     home = tmp_path_factory.mktemp("keyed")
-    env = {**os.environ, "DMQ_ACL": str(write_acl(home, KEYS))}
+    env = {**os.environ, "DMQ_ACL": str(write_acl(home, KEYS)), "DMQ_REDACT": "orders:note"}
     with Daemon(home / "data", env=env, processes=1) as daemon:
         fill(daemon.address, BOSS.signer(), dead=1, delayed=7)
         with console(daemon.address) as url:
@@ -199,6 +204,20 @@ def test_a_quota_is_set_and_the_ledger_verified(keyed: Keyed, opened: Open) -> N
     expect(page.get_by_text("balanced")).to_be_visible(timeout=PATIENCE_MS)
 
 
+def test_a_masked_value_is_shown_to_an_admin_on_request(keyed: Keyed, opened: Open) -> None:
+    """The page names the rule; the unmasked reading is recorded."""
+    page = signed_in(opened, keyed, BOSS, f"message?topic=orders&id={message_id(0)}")
+    expect(page.locator("#body pre")).to_contain_text('"note": "***"')
+    page.get_by_role("link", name="Show it unmasked").click()
+    expect(page.locator("#body pre")).to_contain_text("<script>")
+    expect(page.get_by_role("link", name="Show it unmasked")).to_have_count(0)
+    with keyed.client() as client:
+        (newest,) = client.activity(key="boss", limit=1).activities
+        assert (newest.rpc, "unmasked=True" in newest.what) == ("GetMessage", True)
+    page = signed_in(opened, keyed, VIEWER, f"message?topic=orders&id={message_id(0)}&unmasked=1")
+    expect(page.get_by_text("This access key may not read bodies.")).to_be_visible()
+
+
 def test_a_page_offers_the_changes_that_the_key_allows(keyed: Keyed, opened: Open) -> None:
     """The daemon refuses the others, also if a page sends their form with its token."""
     offered, pages = {}, []
@@ -206,13 +225,17 @@ def test_a_page_offers_the_changes_that_the_key_allows(keyed: Keyed, opened: Ope
         page = signed_in(opened, keyed, key, "schedule?name=other")
         pages.append(page)
         offered[key.access_key] = [page.get_by_role("button", name="Pause").count()]
-        for path, name in (("schedule?name=hourly", "Pause"), ("quotas", "Set"), ("audit", "Verify now")):
+        for path, name in PAGES:
             page.goto(keyed.url + path)
             offered[key.access_key].append(page.get_by_role("button", name=name, exact=True).count())
     assert offered == {"boss": [1, 1, 1, 1], "on-call": [0, 1, 0, 0], "viewer": [0, 0, 0, 0]}
     page = pages[-1]
     token = page.locator("input[name=token]").first.input_value()
-    for path, fields in (("schedules/pause", "name=hourly"), ("quotas/set", "kind=key&name=a&quota=topics&limit=1")):
+    quota = "kind=key&name=a&quota=topics&limit=1"
+    for path, fields in (
+        ("schedules/pause", "name=hourly"),
+        ("quotas/set", quota),
+    ):
         answer = page.request.post(
             keyed.url + path,
             data=f"{fields}&token={token}",

@@ -99,7 +99,7 @@ def request_of(rpc: str, topic: str, group: str) -> Message:
 def samples(rpc: str) -> list[Message]:
     """Return requests of an RPC with each combination of the fields that its access depends on."""
     values: dict[str, tuple[object, object]] = {"topic": ("", "orders"), "group": ("", "billing")}
-    values |= dict.fromkeys(("with_body", "is_dry_run", "all_groups"), (False, True))
+    values |= dict.fromkeys(("with_body", "unmasked", "is_dry_run", "all_groups"), (False, True))
     values |= {"to_topic": ("", "refunds"), "number": (0, 1)}
     request_class = wire.METHODS[rpc].request_class
     if request_class is wire.AddScheduleRequest:
