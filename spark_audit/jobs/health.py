@@ -39,6 +39,7 @@ from spark_audit.tables import (
 from spark_audit.undone import Undone, undone_of
 
 Finding = dict[str, Any]
+GAPS_TIMED_MAX = 200  # each is compared with every file
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -89,6 +90,7 @@ class CellState(NamedTuple):
     doubts: tuple[Gap, ...]  # sequences in altered files: present, but no proof
     undone: tuple[Undone, ...]  # present, but does not count
     is_retired_cell: bool  # its store is gone
+    gap_times: tuple[tuple[int | None, int | None], ...]  # of ``gaps``, in the same order
 
 
 def look_at_files(
@@ -411,6 +413,7 @@ def cell_states(
                 doubts=tuple(_doubts(files, cell)),
                 undone=tuple(undone_of(own)),
                 is_retired_cell=cell in retired_cells(listing),
+                gap_times=tuple(_times_of(gap, all_facts) for gap in gaps[:GAPS_TIMED_MAX]),
             )
         )
     return states
@@ -505,6 +508,16 @@ def vanished(listing: TrailListing, cells: Sequence[CellState], snapshots: Seque
             detail = f"sequences {_retired(listing, name) + 1} to {upto}"
             found.append(finding("TRAIL_GAP", "no file of events is left", name, detail))
     return found
+
+
+def _times_of(gap: Gap, facts: Sequence[FileFacts]) -> tuple[int | None, int | None]:
+    """Return the time of the last file before a gap and of the first file after it, None if there is none.
+
+    Inside of a file it is the time range of the file.
+    """
+    before = [each.at_ms_max if each.last < gap.first else each.at_ms_min for each in facts if each.first < gap.first]
+    after = [each.at_ms_min if each.first > gap.last else each.at_ms_max for each in facts if each.last > gap.last]
+    return max(before, default=None), min(after, default=None)
 
 
 def _gaps(

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,15 @@ def make_outcome(  # noqa: PLR0917 - the parts of a report, each once
 
 
 def write_outcome(outcome: AuditOutcome, out: Path) -> None:
-    """Write report.json, findings.csv, findings.jsonl, run.json and report.html into a local directory."""
+    """Write report.json, findings.csv, findings.jsonl, run.json, report.html and summary.json into a local directory.
+
+    The summary is the last one: if it is there, the others are complete. During the run there is none.
+    """
     from spark_audit.report.html import write_html
+    from spark_audit.report.summary import summary
 
     out.mkdir(parents=True, exist_ok=True)
+    (out / "summary.json").unlink(missing_ok=True)
     (out / "report.json").write_text(_json(outcome.report), encoding="utf-8")
     with (out / "findings.jsonl").open("w", encoding="utf-8", newline="\n") as lines:
         for each in outcome.findings:
@@ -90,6 +96,9 @@ def write_outcome(outcome: AuditOutcome, out: Path) -> None:
             table.writerow(["" if each[name] is None else each[name] for name in COLUMNS] + [events])
     (out / "run.json").write_text(_json(outcome.figures), encoding="utf-8")
     write_html(outcome.report, outcome.findings, out / "report.html")
+    part = out / "summary.json.part"
+    part.write_text(json.dumps(summary(outcome.report, outcome.findings), ensure_ascii=False), encoding="utf-8")
+    part.replace(out / "summary.json")
 
 
 def _json(value: dict[str, Any]) -> str:
@@ -137,5 +146,8 @@ def _cell(cell: CellState) -> dict[str, Any]:
         "is_closed": cell.is_closed,
         "snapshot_sequence": cell.snapshot.sequence if cell.snapshot else None,
         "snapshot_at_ms": cell.snapshot.taken_ms if cell.snapshot else None,
-        "gaps": [{"first": gap.first, "last": gap.last, "why": gap.why} for gap in cell.gaps],
+        "gaps": [
+            {"first": gap.first, "last": gap.last, "why": gap.why, "after_ms": after_ms, "before_ms": before_ms}
+            for gap, (after_ms, before_ms) in zip(cell.gaps, chain(cell.gap_times, repeat((None, None))), strict=False)
+        ],
     }

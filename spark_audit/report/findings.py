@@ -36,7 +36,7 @@ KINDS = {
     "UNCHAINED": ("s-wait", "manifests of a build that did not chain them"),
     "UNKNOWN_KIND": ("s-wait", "an event of a kind the audit does not know"),
 }
-_UNKNOWN = ("s-wait", "a kind this page does not know")
+UNKNOWN_KIND = ("s-wait", "a kind this page does not know")
 _ORDER = {kind: place for place, kind in enumerate(KINDS)}
 
 
@@ -47,7 +47,7 @@ def chosen(findings: Sequence[Row]) -> list[Row]:
     by_kind: defaultdict[str, list[Row]] = defaultdict(list)
     for finding in findings:
         by_kind[_kind(finding)].append(finding)
-    order = sorted(by_kind, key=_weight)
+    order = sorted(by_kind, key=weight)
     share = max(1, min(EACH_KIND_MIN, SHOWN_MAX // max(1, len(order))))
     room = SHOWN_MAX - sum(min(share, len(by_kind[kind])) for kind in order)
     taken: list[Row] = []
@@ -67,8 +67,8 @@ def listed(report: Row, findings: Sequence[Row]) -> dict[str, Any]:
     return {
         "total": max(whole(summary, "total"), len(findings)),
         "listed": len(findings),
-        "by_kind": [(kind, *KINDS.get(kind, _UNKNOWN), counted[kind]) for kind in sorted(counted, key=_weight)],
-        "kinds": sorted({_kind(finding) for finding in shown}, key=_weight),
+        "by_kind": [(kind, *KINDS.get(kind, UNKNOWN_KIND), counted[kind]) for kind in sorted(counted, key=weight)],
+        "kinds": sorted({_kind(finding) for finding in shown}, key=weight),
         "shown": [_finding(finding, history_max) for finding in shown],
     }
 
@@ -77,13 +77,14 @@ def _kind(finding: Row) -> str:
     return str(finding.get("kind"))
 
 
-def _weight(kind: str) -> tuple[int, str]:
+def weight(kind: str) -> tuple[int, str]:
+    """Return the place of a kind, the most severe first."""
     return (_ORDER.get(kind, len(_ORDER)), kind)
 
 
 def _finding(finding: Row, history_max: int) -> dict[str, Any]:
     kind = _kind(finding)
-    css, meaning = KINDS.get(kind, _UNKNOWN)
+    css, meaning = KINDS.get(kind, UNKNOWN_KIND)
     return {
         "kind": kind,
         "css": css,
