@@ -28,7 +28,11 @@ OPERATOR: Final = "operator"  # and change the topics and groups for which its r
 ADMINISTRATOR: Final = "admin"  # everything
 ROLES: Final = (VIEWER, OPERATOR, ADMINISTRATOR)
 BODIES: Final = "bodies"  # a viewer, or an operator, with access to message bodies
-_ROLE_WORDS: Final = {VIEWER: "the role viewer", BODIES: "the role viewer with bodies = true"}
+_ROLE_WORDS: Final = {
+    VIEWER: "the role viewer",
+    OPERATOR: "the role operator",
+    BODIES: "the role viewer with bodies = true",
+}
 ANY: Final = "*"  # no topic or group has this name
 NAME_CHARS_MAX: Final = max(DERIVED_NAME_CHARS_MAX, GROUP_CHARS_MAX, TOPIC_CHARS_MAX)
 
@@ -98,6 +102,8 @@ class AccessKey:
         """Return True if the key has ``role``, and needs no rule for calls that require it."""
         if self.is_admin or role == ADMINISTRATOR:
             return self.is_admin
+        if role == OPERATOR:
+            return self.role == OPERATOR
         return self.role in {VIEWER, OPERATOR} and (role == VIEWER or self.with_bodies)
 
     def rule_for(self, need: Need) -> AccessRule | None:

@@ -130,6 +130,7 @@ class Access(_message.Message):
         READ_GROUP: _ClassVar[Access.Right]
         MANAGE_GROUP: _ClassVar[Access.Right]
         OPERATE_GROUP: _ClassVar[Access.Right]
+        OPERATE: _ClassVar[Access.Right]
     ADMINISTER: Access.Right
     VIEW: Access.Right
     READ_TOPIC: Access.Right
@@ -139,6 +140,7 @@ class Access(_message.Message):
     READ_GROUP: Access.Right
     MANAGE_GROUP: Access.Right
     OPERATE_GROUP: Access.Right
+    OPERATE: Access.Right
     class Scope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CELL: _ClassVar[Access.Scope]
@@ -1972,6 +1974,194 @@ class VerifyLedgerResponse(_message.Message):
     differences_total: int
     def __init__(self, number: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., looked: _Optional[int] = ..., expected: _Optional[int] = ..., error: _Optional[str] = ..., differences: _Optional[_Iterable[_Union[LedgerDifference, _Mapping[str, _Any]]]] = ..., differences_total: _Optional[int] = ...) -> None: ...
 
+class GetAuditRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetAuditResponse(_message.Message):
+    __slots__ = ("folder", "report", "problem", "run")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    report: AuditReport
+    problem: str
+    run: AuditRun
+    def __init__(self, folder: _Optional[str] = ..., report: _Optional[_Union[AuditReport, _Mapping[str, _Any]]] = ..., problem: _Optional[str] = ..., run: _Optional[_Union[AuditRun, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class StartAuditRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StartAuditResponse(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: AuditRun
+    def __init__(self, run: _Optional[_Union[AuditRun, _Mapping[str, _Any]]] = ...) -> None: ...
+
+class ReadAuditPageRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReadAuditPageResponse(_message.Message):
+    __slots__ = ("html",)
+    HTML_FIELD_NUMBER: _ClassVar[int]
+    html: bytes
+    def __init__(self, html: _Optional[bytes] = ...) -> None: ...
+
+class AuditRun(_message.Message):
+    __slots__ = ("state", "started_at_ms", "ended_at_ms", "exit_code", "progress", "folder")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[AuditRun.State]
+        RUNNING: _ClassVar[AuditRun.State]
+        DONE: _ClassVar[AuditRun.State]
+        FAILED: _ClassVar[AuditRun.State]
+        INTERRUPTED: _ClassVar[AuditRun.State]
+    STATE_UNSPECIFIED: AuditRun.State
+    RUNNING: AuditRun.State
+    DONE: AuditRun.State
+    FAILED: AuditRun.State
+    INTERRUPTED: AuditRun.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ENDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    state: AuditRun.State
+    started_at_ms: int
+    ended_at_ms: int
+    exit_code: int
+    progress: str
+    folder: str
+    def __init__(self, state: _Optional[_Union[AuditRun.State, str]] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., exit_code: _Optional[int] = ..., progress: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class AuditReport(_message.Message):
+    __slots__ = ("folder", "written_at_ms", "has_page", "verdict", "exit_code", "range", "events", "cells", "hours", "kinds", "findings_total", "findings", "gaps_total", "gaps")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    WRITTEN_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    HAS_PAGE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    HOURS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    written_at_ms: int
+    has_page: bool
+    verdict: str
+    exit_code: int
+    range: AuditRange
+    events: int
+    cells: int
+    hours: _containers.RepeatedCompositeFieldContainer[AuditHour]
+    kinds: _containers.RepeatedCompositeFieldContainer[AuditKind]
+    findings_total: int
+    findings: _containers.RepeatedCompositeFieldContainer[AuditFinding]
+    gaps_total: int
+    gaps: _containers.RepeatedCompositeFieldContainer[AuditGap]
+    def __init__(self, folder: _Optional[str] = ..., written_at_ms: _Optional[int] = ..., has_page: _Optional[bool] = ..., verdict: _Optional[str] = ..., exit_code: _Optional[int] = ..., range: _Optional[_Union[AuditRange, _Mapping[str, _Any]]] = ..., events: _Optional[int] = ..., cells: _Optional[int] = ..., hours: _Optional[_Iterable[_Union[AuditHour, _Mapping[str, _Any]]]] = ..., kinds: _Optional[_Iterable[_Union[AuditKind, _Mapping[str, _Any]]]] = ..., findings_total: _Optional[int] = ..., findings: _Optional[_Iterable[_Union[AuditFinding, _Mapping[str, _Any]]]] = ..., gaps_total: _Optional[int] = ..., gaps: _Optional[_Iterable[_Union[AuditGap, _Mapping[str, _Any]]]] = ...) -> None: ...
+
+class AuditRange(_message.Message):
+    __slots__ = ("from_ms", "to_ms", "watermark_ms")
+    FROM_MS_FIELD_NUMBER: _ClassVar[int]
+    TO_MS_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_MS_FIELD_NUMBER: _ClassVar[int]
+    from_ms: int
+    to_ms: int
+    watermark_ms: int
+    def __init__(self, from_ms: _Optional[int] = ..., to_ms: _Optional[int] = ..., watermark_ms: _Optional[int] = ...) -> None: ...
+
+class AuditHour(_message.Message):
+    __slots__ = ("start_ms", "state", "accepted_at_once", "scheduled", "fired", "cancelled", "expired", "pending", "overdue", "lost", "inconclusive", "late", "early", "duplicated", "lateness_max_ms")
+    START_MS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_AT_ONCE_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    FIRED_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    OVERDUE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    INCONCLUSIVE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    EARLY_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATED_FIELD_NUMBER: _ClassVar[int]
+    LATENESS_MAX_MS_FIELD_NUMBER: _ClassVar[int]
+    start_ms: int
+    state: str
+    accepted_at_once: int
+    scheduled: int
+    fired: int
+    cancelled: int
+    expired: int
+    pending: int
+    overdue: int
+    lost: int
+    inconclusive: int
+    late: int
+    early: int
+    duplicated: int
+    lateness_max_ms: int
+    def __init__(self, start_ms: _Optional[int] = ..., state: _Optional[str] = ..., accepted_at_once: _Optional[int] = ..., scheduled: _Optional[int] = ..., fired: _Optional[int] = ..., cancelled: _Optional[int] = ..., expired: _Optional[int] = ..., pending: _Optional[int] = ..., overdue: _Optional[int] = ..., lost: _Optional[int] = ..., inconclusive: _Optional[int] = ..., late: _Optional[int] = ..., early: _Optional[int] = ..., duplicated: _Optional[int] = ..., lateness_max_ms: _Optional[int] = ...) -> None: ...
+
+class AuditKind(_message.Message):
+    __slots__ = ("kind", "level", "meaning", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    level: str
+    meaning: str
+    count: int
+    def __init__(self, kind: _Optional[str] = ..., level: _Optional[str] = ..., meaning: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class AuditFinding(_message.Message):
+    __slots__ = ("kind", "level", "cell", "topic", "group", "message_id", "due_ms", "detail")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    DUE_MS_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    level: str
+    cell: str
+    topic: str
+    group: str
+    message_id: str
+    due_ms: int
+    detail: str
+    def __init__(self, kind: _Optional[str] = ..., level: _Optional[str] = ..., cell: _Optional[str] = ..., topic: _Optional[str] = ..., group: _Optional[str] = ..., message_id: _Optional[str] = ..., due_ms: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class AuditGap(_message.Message):
+    __slots__ = ("cell", "first", "last", "why", "after_ms", "before_ms")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    cell: str
+    first: int
+    last: int
+    why: str
+    after_ms: int
+    before_ms: int
+    def __init__(self, cell: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., why: _Optional[str] = ..., after_ms: _Optional[int] = ..., before_ms: _Optional[int] = ...) -> None: ...
+
 class ChangeMessagesRequest(_message.Message):
     __slots__ = ("topic", "message_ids", "recall_handles", "cancel", "fire", "deliver_at_ms", "own_keys")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -2292,6 +2482,9 @@ class AdminCalls:
     def ledger(self, topic: _Union[GetLedgerRequest, str, None] = ..., with_groups: _Optional[bool] = ...) -> GetLedgerResponse: ...
     def due_histogram(self, topic: _Union[GetDueHistogramRequest, str, None] = ...) -> GetDueHistogramResponse: ...
     def verify_ledger(self, number: _Union[VerifyLedgerRequest, int, None] = ...) -> VerifyLedgerResponse: ...
+    def audit(self) -> GetAuditResponse: ...
+    def start_audit(self) -> AuditRun: ...
+    def read_audit_page(self) -> bytes: ...
     def change_messages(self, topic: _Union[ChangeMessagesRequest, str, None] = ..., message_ids: _Optional[_Iterable[str]] = ..., recall_handles: _Optional[_Iterable[str]] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., own_keys: _Optional[_Iterable[str]] = ...) -> _containers.RepeatedCompositeFieldContainer[ChangedMessage]: ...
     def start_message_job(self, topic: _Union[StartMessageJobRequest, str, None] = ..., query: _Optional[str] = ..., cancel: _Optional[bool] = ..., fire: _Optional[bool] = ..., deliver_at_ms: _Optional[int] = ..., delay_by_ms: _Optional[int] = ..., rate_per_s: _Optional[float] = ..., is_dry_run: _Optional[bool] = ...) -> StartMessageJobResponse: ...
     def message_jobs(self, topic: _Union[ListMessageJobsRequest, str, None] = ...) -> _containers.RepeatedCompositeFieldContainer[MessageJob]: ...

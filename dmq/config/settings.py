@@ -445,6 +445,7 @@ class DaemonConfig(BaseSettings):
     trail: _PathOrSwitch = "auto"  # <data>/trail
     trail_every: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(hours=1))] = timedelta(minutes=1)
     trail_mode: Literal["private", "group"] = "private"  # group: the group of the directory may read its files
+    audit_reports: _PathOrSwitch = "auto"  # <data>/audits
     trail_keep: Annotated[_Duration, _between(timedelta(days=1), timedelta(days=3650))] = timedelta(days=14)
 
     # -- backups by the daemon itself
@@ -549,6 +550,13 @@ class DaemonConfig(BaseSettings):
         if isinstance(self.trail, Path):
             return self.trail
         return self.data / "trail" if self.trail == "auto" else None
+
+    @property
+    def audit_reports_path(self) -> Path | None:
+        """Folder of the reports of audits; None if it is off."""
+        if isinstance(self.audit_reports, Path):
+            return self.audit_reports
+        return self.data / "audits" if self.audit_reports == "auto" else None
 
     @model_validator(mode="after")
     def _check_cluster(self) -> DaemonConfig:

@@ -41,6 +41,11 @@ _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
     " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
+# Of the report of an audit: a page from a file, which runs no script and has an origin of its own.
+_REPORT_POLICY: Final = (
+    "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none';"
+    " frame-ancestors 'none'"
+)
 _HEADERS: Final = (
     (b"content-security-policy", _POLICY.encode()),
     (b"x-content-type-options", b"nosniff"),
@@ -93,6 +98,7 @@ class Console:
         others = [
             Route("/events", self._overview_events, methods=["GET"]),
             Route("/events/screen", self._screen_events, methods=["GET"]),
+            Route("/audit/report", self._report, methods=["GET"]),
             Route("/sign-in", self._sign_in_page, methods=["GET"]),
             Route("/sign-in", partial(self._form, self._sign_in), methods=["POST"]),
             Route("/sign-out", partial(self._form, self._sign_out), methods=["POST"]),
@@ -120,6 +126,25 @@ class Console:
         except DmqError as error:
             return self._failed(request, session, error)
         return self._page(request, session, f"{screen.template}.html.j2", values, values.get("status_code", 200))
+
+    async def _report(self, request: Request) -> Response:
+        """Send the page of the newest report of an audit, as the file has it."""
+        return await asyncio.to_thread(self._shown_report, request)
+
+    def _shown_report(self, request: Request) -> Response:
+        session = self._session(request)
+        if self._lacks_key(session):
+            return self._to_sign_in(request, session)
+        try:
+            page = session.client.read_audit_page()
+        except NotAllowed as error:
+            return self._failed(request, session, error) if session.access_key else self._to_sign_in(request, session)
+        except DmqError as error:
+            return self._failed(request, session, error)
+        headers = {"Content-Security-Policy": _REPORT_POLICY, "Cache-Control": "no-store"}
+        if request.query_params.get("download") == "1":
+            headers["Content-Disposition"] = 'attachment; filename="audit-report.html"'
+        return HTMLResponse(page, headers=headers)
 
     def _failed(self, request: Request, session: BrowserSession, error: Exception, status: int = 0) -> Response:
         status = status or next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
@@ -324,7 +349,8 @@ class _Guard:
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_HEADERS]
+                own = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [*message["headers"], *(each for each in _HEADERS if each[0] not in own)]
             await send(message)
 
         is_own = self._any_host or _is_own_host(dict(scope["headers"]).get(b"host", b""))

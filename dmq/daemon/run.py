@@ -36,7 +36,7 @@ from dmq.daemon.web import require_web, start_web
 from dmq.errors import DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics
-from dmq.recovery import LedgerVerifier, Snapshots
+from dmq.recovery import AuditRuns, LedgerVerifier, Snapshots
 from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler import Scheduler
 from dmq.store import Store
@@ -120,6 +120,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
             schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,
             activity=await _activity(store, stack),
+            audits=_audits(config, store, snapshots, stack),
         )
         own = store.clock, broker, metrics, admin, quotas
         files = _files(config, cell, stack)
@@ -244,6 +245,15 @@ async def _activity(store: Store, stack: AsyncExitStack) -> ActivityLog:
     await activity.settle()
     stack.push_async_callback(activity.close)
     return activity
+
+
+def _audits(config: DaemonConfig, store: Store, snapshots: Snapshots | None, stack: AsyncExitStack) -> AuditRuns | None:
+    """Return the audits that operators start, or None if they are off."""
+    if config.audit_reports_path is None:
+        return None
+    audits = AuditRuns(config.audit_reports_path, config.trail_path, snapshots, store.clock)
+    stack.push_async_callback(audits.close)
+    return audits
 
 
 def _descriptors(config: DaemonConfig) -> Descriptors:

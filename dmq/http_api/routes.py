@@ -239,5 +239,7 @@ ROUTES: Final[Sequence[ApiRoute]] = (
     _rpc("POST", f"{_SCHEDULE}/resume", "ResumeSchedule", "Resume a schedule from now"),
     _rpc("GET", "/v1/ledger", "GetLedger", "Show message counts by state, and their differences"),
     _rpc("GET", "/v1/activity", "ListActivity", "List the changes by operators, newest first"),
+    _rpc("GET", "/v1/audit", "GetAudit", "Show the newest audit report, and the audit that was started last"),
+    _rpc("POST", "/v1/audit/runs", "StartAudit", "Start an audit of the trail"),
     _rpc("GET", "/v1/status", "GetStatus", "Show the state of the daemon"),
 )

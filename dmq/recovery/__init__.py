@@ -4,6 +4,7 @@
     check      every row of a store, and the rules between them
     salvage    replay of the readable entries into a new store
     backups    the folder of periodic backups, snapshots
+    audits     audits that operators start, reports of audits
 
 One check and one salvage serve the daemon's store and the directories of the producer store. Imports:
 ``dmq.producer_store``, ``dmq.broker``, ``dmq.trail``, ``dmq.store`` and below. Interface: the names below, each loaded
@@ -17,6 +18,17 @@ from typing import TYPE_CHECKING
 from broker_adapter.runtime.exports import lazy_exports
 
 if TYPE_CHECKING:
+    from dmq.recovery.audits.reports import (
+        PAGE,
+        PAGE_BYTES_MAX,
+        SUMMARY,
+        SUMMARY_BYTES_MAX,
+        FoundReport,
+        ReportUnreadable,
+        newest_report,
+        read_bounded,
+    )
+    from dmq.recovery.audits.runs import AuditRun, AuditRuns
     from dmq.recovery.backups.folder import BackupFolder, check_backup_dir, size_of
     from dmq.recovery.backups.snapshots import Snapshots
     from dmq.recovery.check.check import check_store
@@ -30,13 +42,21 @@ if TYPE_CHECKING:
     from dmq.recovery.salvage.spool import Report, looked_through, salvage_spool
 
 __all__ = [
+    "PAGE",
+    "PAGE_BYTES_MAX",
     "SHOWN_MAX",
+    "SUMMARY",
+    "SUMMARY_BYTES_MAX",
+    "AuditRun",
+    "AuditRuns",
     "BackupFolder",
     "CheckReport",
     "FoundEntry",
+    "FoundReport",
     "How",
     "LedgerVerifier",
     "Report",
+    "ReportUnreadable",
     "Snapshots",
     "SpoolCheck",
     "SpoolLook",
@@ -47,7 +67,9 @@ __all__ = [
     "check_store",
     "figures_of",
     "looked_through",
+    "newest_report",
     "no_ledger",
+    "read_bounded",
     "salvage_spool",
     "salvage_store",
     "size_of",
@@ -56,6 +78,9 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
+        "dmq.recovery.audits.reports": "PAGE PAGE_BYTES_MAX SUMMARY SUMMARY_BYTES_MAX FoundReport ReportUnreadable "
+        "newest_report read_bounded",
+        "dmq.recovery.audits.runs": "AuditRun AuditRuns",
         "dmq.recovery.backups.folder": "BackupFolder check_backup_dir size_of",
         "dmq.recovery.backups.snapshots": "Snapshots",
         "dmq.recovery.check.check": "check_store",

@@ -37,6 +37,7 @@ OPEN = frozenset(
         "dmq.producer_store",
         "dmq.producer_store.directories",
         "dmq.producer_store.entries",
+        "dmq.recovery.audits",
         "dmq.recovery.backups",
         "dmq.recovery.check",
         "dmq.recovery.reading",

@@ -23,6 +23,7 @@ from dmq.acl.rules import (
     BODIES,
     GROUP,
     OPERATE,
+    OPERATOR,
     PUB,
     SUB,
     TOPIC,
@@ -50,6 +51,7 @@ _NEEDS: Mapping[int, Need] = MappingProxyType(
         wire.Access.READ_GROUP: Need(ADMIN, GROUP, ANY, VIEWER),
         wire.Access.MANAGE_GROUP: _MANAGE_GROUP,
         wire.Access.OPERATE_GROUP: Need(OPERATE, GROUP, ANY),
+        wire.Access.OPERATE: Need("", role=OPERATOR),
     }
 )
 _BODIES: Mapping[str, Need] = MappingProxyType(

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.activity import ActivityLog
+from dmq.admin.operations.audits import AuditCalls
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.changes import ChangeCalls
@@ -31,7 +32,7 @@ from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.admin.operations.topics import TopicCalls
 from dmq.admin.requests.client_source import ClientSilent
 from dmq.errors import DmqError
-from dmq.recovery import LedgerVerifier, Snapshots
+from dmq.recovery import AuditRuns, LedgerVerifier, Snapshots
 
 # NOT_FOUND, UNAUTHENTICATED, PERMISSION_DENIED
 _REFUSED: Mapping[Rule, int] = MappingProxyType(
@@ -58,6 +59,7 @@ class AdminService:
         schedules: ScheduleCalls | None = None,
         verifier: LedgerVerifier | None = None,
         activity: ActivityLog | None = None,
+        audits: AuditRuns | None = None,
     ) -> None:
         """Calls that need a missing part are refused."""
         store, broker = cell.store, cell.broker
@@ -85,6 +87,7 @@ class AdminService:
             quotas or QuotaCalls(),
             ReplayCalls(cell, messages),
             LedgerCalls(cell, verifier),
+            AuditCalls(audits),
             DueCalls(cell),
             EventCalls(store, broker),
             self.activity,

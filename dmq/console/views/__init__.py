@@ -12,7 +12,8 @@
 ``groups``    consumer groups
 ``schedules`` recurring messages
 ``clients``   clients of the public protocol
-``daemon``    scheduler, store, audit trail
+``daemon``    scheduler, store
+``audit``     audits: the newest report, a new one; the ledger
 ``operators`` activity log, settings, quotas
 
 A module of screens has ``SCREENS``, in the order of the menu, and ``FORMS`` if it has any. ``SECTIONS`` joins the
@@ -24,6 +25,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from dmq.console.views import (
+    audit,
     clients,
     daemon,
     groups,
@@ -64,7 +66,7 @@ SECTIONS: Final = (
         ),
     ),
     ("Broker", (*topics.SCREENS, *groups.SCREENS, *schedules.SCREENS, *clients.SCREENS)),
-    ("Daemon", (*daemon.SCREENS, *operators.SCREENS)),
+    ("Daemon", (*daemon.SCREENS, *audit.SCREENS, *operators.SCREENS)),
 )
 SCREENS: Final = tuple(screen for _, screens in SECTIONS for screen in screens)
 FORMS: Final = (
@@ -74,7 +76,7 @@ FORMS: Final = (
     *letters.FORMS,
     *jobs.FORMS,
     *schedules.FORMS,
-    *daemon.FORMS,
+    *audit.FORMS,
     *operators.FORMS,
 )
 

@@ -74,7 +74,7 @@ def test_a_form_of_another_site_changes_nothing(
 def test_no_link_changes_anything(site: Site, form: dict[str, str]) -> None:
     """The addresses of forms do not accept GET, and a read-only console no form."""
     query = urlencode({"group": GROUP, "id": site.dead[0], "token": form["token"]})
-    for path in ("/redrive", "/sign-out"):
+    for path in ("/redrive", "/sign-out", "/audit/run"):
         assert ask(site.url, "GET", f"{path}?{query}", cookie=form["cookie"]).status == 405
     with console(site.daemon.address, "--read-only") as url:
         page = ask(url, "GET", f"/letter?group={GROUP}&id={site.dead[0]}")

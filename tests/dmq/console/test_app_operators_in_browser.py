@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pytest
@@ -45,6 +46,7 @@ PAGES: Final = (
     ("schedule?name=hourly", "Pause"),
     ("quotas", "Set"),
     ("audit", "Verify now"),
+    ("audit", "Run an audit"),
 )
 HOSTILE: Final = "<img src=x onerror=alert(1)>"
 
@@ -204,6 +206,52 @@ def test_a_quota_is_set_and_the_ledger_verified(keyed: Keyed, opened: Open) -> N
     expect(page.get_by_text("balanced")).to_be_visible(timeout=PATIENCE_MS)
 
 
+def test_the_newest_report_is_shown(keyed: Keyed, opened: Open) -> None:
+    """Verdict, hours, findings with links to their messages, and gaps, also of a report that was made elsewhere; no
+    text of it becomes markup. Its page runs no script and has an origin of its own.
+    """
+    folder = write_report(keyed.daemon.data / "audits" / "nightly")
+    page = signed_in(opened, keyed, VIEWER, "audit")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Messages are lost")
+    expect(page.locator(".heat > rect")).to_have_count(48)
+    expect(page.locator(".heat .letter")).to_have_text(["L", "t"])
+    page.get_by_text("As a table").click()
+    expect(page.locator("tr", has_text="2026-11-22 01:00").locator("td").nth(1)).to_have_text("500")
+    finding = page.get_by_role("link", name=message_id(0))
+    expect(page.locator("tr", has=finding)).to_contain_text(HOSTILE)
+    gap = page.locator("tr", has_text="file missing")
+    expect(gap.locator("time")).to_have_text(["2026-11-21T00:00:00.000Z", "2026-11-21T01:00:00.000Z"])
+    finding.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(message_id(0))
+    page.goto(f"{keyed.url}audit")
+    answer = page.request.get(f"{keyed.url}audit/report")
+    policy = answer.headers["content-security-policy"]
+    assert (policy.split(";")[0], "script" in policy, "allow" in policy) == ("sandbox", False, False)
+    report = page.context.new_page()
+    with report.expect_event("console", lambda said: "Blocked script execution" in said.text):
+        report.goto(f"{keyed.url}audit/report")
+    expect(report.get_by_text("untouched")).to_be_visible()
+    (folder / "summary.json").write_text("{")
+    page.goto(f"{keyed.url}audit")
+    expect(page.get_by_role("alert")).to_contain_text("summary.json is damaged")
+    (folder / "summary.json").unlink()
+
+
+def test_an_audit_is_started_by_an_operator(keyed: Keyed, opened: Open) -> None:
+    """The open page shows its end by itself; the activity log has the person and the reason."""
+    page = signed_in(opened, keyed, ON_CALL, "audit")
+    form = page.locator("form[action='/audit/run']")
+    form.get_by_label("Reason").fill("before the release")
+    form.get_by_role("button", name="Run an audit").click()
+    expect(page.get_by_text("Last audit started here")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_role("link", name="Show its report")).to_be_visible(timeout=4 * PATIENCE_MS)
+    page.get_by_role("link", name="Show its report").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("No message is missing")
+    with keyed.client() as client:
+        (newest,) = client.activity(key="on-call", limit=1).activities
+        assert (newest.rpc, newest.why) == ("StartAudit", "before the release")
+
+
 def test_a_masked_value_is_shown_to_an_admin_on_request(keyed: Keyed, opened: Open) -> None:
     """The page names the rule; the unmasked reading is recorded."""
     page = signed_in(opened, keyed, BOSS, f"message?topic=orders&id={message_id(0)}")
@@ -228,14 +276,11 @@ def test_a_page_offers_the_changes_that_the_key_allows(keyed: Keyed, opened: Ope
         for path, name in PAGES:
             page.goto(keyed.url + path)
             offered[key.access_key].append(page.get_by_role("button", name=name, exact=True).count())
-    assert offered == {"boss": [1, 1, 1, 1], "on-call": [0, 1, 0, 0], "viewer": [0, 0, 0, 0]}
+    assert offered == {"boss": [1, 1, 1, 1, 1], "on-call": [0, 1, 0, 0, 1], "viewer": [0, 0, 0, 0, 0]}
     page = pages[-1]
     token = page.locator("input[name=token]").first.input_value()
     quota = "kind=key&name=a&quota=topics&limit=1"
-    for path, fields in (
-        ("schedules/pause", "name=hourly"),
-        ("quotas/set", quota),
-    ):
+    for path, fields in (("schedules/pause", "name=hourly"), ("quotas/set", quota), ("audit/run", "why=")):
         answer = page.request.post(
             keyed.url + path,
             data=f"{fields}&token={token}",
@@ -273,6 +318,34 @@ def test_screens_fit_the_window_and_have_no_barrier(keyed: Keyed, opened: Open, 
         if scheme == "light" or screen in {"schedules", "audit", "activity"}:
             found = axe.run(page)
             assert found.violations_count == 0, (screen, found.generate_report())
+
+
+def write_report(folder: Path) -> Path:
+    """Write a report of two days with a loss, whose page would change itself by a script."""
+    start_ms, hour_ms = 1_795_219_200_000, 3_600_000  # 2026-11-21 00:00 UTC
+    summary = {
+        "verdict": "lost",
+        "exit_code": 20,
+        "range": {"watermark_ms": start_ms + 30 * hour_ms},
+        "hours": [
+            {"start_ms": start_ms, "state": "lost", "scheduled": 9, "lost": 1},
+            {"start_ms": start_ms + 25 * hour_ms, "state": "few_late", "scheduled": 500, "late": 1},
+        ],
+        "kinds": [{"kind": "LOST", "level": "lost", "meaning": "accepted, no end", "count": 1}],
+        "findings_total": 1,
+        "findings": [
+            {"kind": "LOST", "level": "lost", "topic": "orders", "message_id": message_id(0), "detail": HOSTILE}
+        ],
+        "gaps_total": 1,
+        "gaps": [
+            {"cell": "c", "first": 1, "last": 9, "why": "file missing"}
+            | {"after_ms": start_ms, "before_ms": start_ms + hour_ms}
+        ],
+    }
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("<p id=p>untouched</p><script>p.textContent = 'changed'</script>")
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
 
 
 def figure(page: Page, name: str) -> Locator:
