@@ -16,11 +16,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from support.rigs.daemon import Daemon
 
 from dmq.config.settings import DaemonConfig, load
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "dmq.service"
+SAMPLE = DEPLOY / "dmq.toml"
 DOCKERFILE = DEPLOY / "Dockerfile"
 COMPOSE = DEPLOY / "compose.yaml"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
@@ -103,6 +105,20 @@ def as_nobody(arguments: list[str], env: Mapping[str, str]) -> subprocess.Comple
         check=False,
         env=dict(env),
     )
+
+
+def test_the_sample_file_starts_a_daemon(tmp_path: Path) -> None:
+    """As it is, in a directory of its own. Its active lines are the defaults, and its examples are valid."""
+    text, console = SAMPLE.read_text(encoding="utf-8"), 'console = "off"\n'
+    assert load(config_file=SAMPLE) == load({"console": "off"})
+    with Daemon(tmp_path / "data", "--config", str(SAMPLE)) as daemon:
+        daemon.stop()
+    whole = re.sub(r"(?m)^#(?=\w+ = )", "", text.replace(console, ""))
+    for excluded in ("replica|replica_url", "broker|endpoints"):  # one of the two at a time
+        written = re.sub(rf"(?m)^(?:{excluded}) = .*$", "", whole)
+        assert len(tomllib.loads(written)) > 30
+        (tmp_path / "dmq.toml").write_text(written, encoding="utf-8")
+        load(config_file=tmp_path / "dmq.toml")
 
 
 def objects(path: Path) -> list[dict[str, Any]]:
