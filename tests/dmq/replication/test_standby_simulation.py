@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from dmq.replication.log import ReplicationLog
 
 pytestmark = pytest.mark.property
 HISTORIES = 100 if EFFORT == 1 else 5_000 * EFFORT  # 100,000 at an effort of 20
+_SHARDS = 1 if EFFORT == 1 else max(os.cpu_count() or 1, 1)  # for the workers of a long run
 _CONVICTED_WITHIN = 2_000
 _HISTORY_MS = 12_000
 
@@ -67,14 +69,17 @@ def _run(seed: int, bugs: Bugs) -> int:
 
 
 @pytest.mark.timeout(60 + HISTORIES)
-def test_no_history_loses_an_acknowledged_batch() -> None:
+@pytest.mark.parametrize("shard", range(_SHARDS))
+def test_no_history_loses_an_acknowledged_batch(shard: int) -> None:
     """Every batch that was answered OK is in the log once, in order; directories are prefixes of it. In half of the
     histories no primary notices the loss of its lease.
     """
     first = SEED * 1_000_003
+    numbers = range(HISTORIES * shard // _SHARDS, HISTORIES * (shard + 1) // _SHARDS)
     bugs = (Bugs(), _DEAF)
-    answered = sum(_run(first + number, bugs[number % 2]) for number in range(HISTORIES))
-    assert answered > 5 * HISTORIES
+    answered = sum(_run(first + number, bugs[number % 2]) for number in numbers)
+    print(f"DMQ_TEST_SEED={SEED}: {len(numbers)} histories, {answered} answers")
+    assert answered > 5 * len(numbers)
 
 
 @pytest.mark.parametrize(

@@ -13,21 +13,21 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import Any, cast
 from unittest.mock import patch
 from uuid import UUID
 
 from support.models import simulated_threads
-from support.models.simulated_threads import Process, Scheduler, current_task, request, wait_ms
+from support.models.simulated_threads import Process, Scheduler, Task, current_task, request, wait_ms
 
 from dmq.errors import DmqError, ReplicaFenced
 from dmq.replication import following as following_module
 from dmq.replication import lease as lease_module
 from dmq.replication import log as log_module
 from dmq.replication import role as role_module
-from dmq.replication.lease import Lease
+from dmq.replication.lease import Lease, LeaseRecord
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import ReplicaUnavailable
 from dmq.replication.role import Primacy, release_lease
@@ -42,6 +42,7 @@ from dmq.store.writer.batch_log import LogMoved, LogStart
 TERM_MS = 1_000
 _TIMEOUT_MS = 300
 _LATE_MS_MAX = 3_000
+_TRAVEL_MS_MAX = 30
 _STALLS = 0.005  # of the writes
 _STORE = 7
 _ROW = b"row"
@@ -243,19 +244,20 @@ class Simulation:
 
     # -- the object store ---------------------------------------------------------------------------------------------
 
-    def deliver(self, work: Callable[[], object], answer: Callable[[object], None]) -> None:
-        """Deliver a request and its answer, each late, or never; or refuse it."""
-        rng, scheduler = self.rng, self.scheduler
-        chance = rng.random()
+    def deliver(self, work: Callable[[], object], task: Task, turn: int) -> None:
+        """Deliver a request, and its answer to a turn of a thread, each late, or never; or refuse it."""
+        scheduler = self.scheduler
+        chance = self.rng.random()
 
         def arrive() -> None:
             result = _REFUSED if 0.12 <= chance < 0.14 else work()
             if not 0.05 <= chance < 0.09:  # the answer is lost
-                scheduler.at(rng.randint(1, 30), partial(answer, (result,)))
+                scheduler.wake_at(1 + scheduler.below(_TRAVEL_MS_MAX), task, turn, (result,))
 
-        if not 0.09 <= chance < 0.12:  # the request is lost
-            is_late = chance < 0.05
-            scheduler.at(rng.randint(_TIMEOUT_MS, _LATE_MS_MAX) if is_late else rng.randint(1, 30), arrive)
+        if chance < 0.05:
+            scheduler.at(_TIMEOUT_MS + scheduler.below(_LATE_MS_MAX - _TIMEOUT_MS), arrive)
+        elif not 0.09 <= chance < 0.12:  # the request is lost
+            scheduler.at(1 + scheduler.below(_TRAVEL_MS_MAX), arrive)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write an object unless there is one."""
@@ -359,7 +361,7 @@ class Host:
         try:
             while not self._is_ending:
                 self._write(log, directory)
-                wait_ms(self._rng.randint(1, 60))
+                wait_ms(1 + self._scheduler.below(60))
         finally:
             log.close()
             self.lease = None  # it is given up from here on
@@ -387,9 +389,9 @@ class Host:
         batch.puts.append((Family.META, _ROW, content))
         log.append(batch, opens=opens)
         self._began_ms = self._scheduler.now_ms
-        wait_ms(self._rng.randint(0, 4 * TERM_MS if self._rng.random() < _STALLS else 2))
+        wait_ms(self._scheduler.below(4 * TERM_MS if self._rng.random() < _STALLS else 3))
         directory.write(batch)
-        wait_ms(self._rng.randint(0, 2))
+        wait_ms(self._scheduler.below(3))
         directory.sync()
         self._began_ms = None
         return content
@@ -428,6 +430,7 @@ def simulated_modules() -> Iterator[None]:
         for module in (lease_module, log_module, role_module):
             stack.enter_context(patch.object(module, "threading", simulated_threads))
             stack.enter_context(patch.object(module, "log", _Silent()))
+        stack.enter_context(patch.object(LeaseRecord, "decode", lru_cache(LeaseRecord.decode)))  # all hosts read it
         pool = simulated_threads.ThreadPoolExecutor
         stack.enter_context(patch.object(following_module, "ThreadPoolExecutor", pool))
         stack.enter_context(

@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import random
 from collections.abc import Callable
 from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Self
 
@@ -22,25 +22,42 @@ _PREEMPTED_MS_MAX = 5
 
 
 class Scheduler:
-    """Simulated time, and the events that are due."""
+    """Simulated time, and the events that are due: calls, and wake-ups of threads."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.now_ms = 0
         self.hub = getcurrent()
-        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._events: list[tuple[int, int, Callable[[], None] | None, Task | None, int, object]] = []
         self._order = count()
 
     def at(self, delay_ms: int, event: Callable[[], None]) -> None:
         """Run an event later."""
-        heapq.heappush(self._events, (self.now_ms + delay_ms, next(self._order), event))
+        heappush(self._events, (self.now_ms + delay_ms, next(self._order), event, None, 0, None))
+
+    def wake_at(self, delay_ms: int, task: Task, turn: int, value: object = None) -> None:
+        """Wake a thread later."""
+        heappush(self._events, (self.now_ms + delay_ms, next(self._order), None, task, turn, value))
+
+    def below(self, bound: int) -> int:
+        """Return a random number below the bound, faster than ``randint``."""
+        return int(self.rng.random() * bound)
 
     def run(self, until_ms: int, after_each: Callable[[], None]) -> None:
-        """Run the events until a time."""
-        while self._events and self.now_ms < until_ms:
-            self.now_ms, _, event = heapq.heappop(self._events)
-            event()
-            after_each()
+        """Run the events until a time. Call ``after_each`` after the events of each millisecond."""
+        events = self._events
+        while events and self.now_ms < until_ms:
+            at_ms, _, event, task, turn, value = heappop(events)
+            if task is not None and (turn != task.turn or task.process.is_dead):
+                continue
+            if at_ms != self.now_ms:
+                after_each()
+                self.now_ms = at_ms
+            if event is not None:
+                event()
+            elif task is not None:
+                task.wake(turn, value)
+        after_each()
 
 
 class Process:
@@ -89,14 +106,14 @@ class Task:
         self.turn = 0  # of its waits; a wake-up for an earlier one is late
         self._greenlet = greenlet(self._run, self._scheduler.hub)
         self._greenlet.task = self
-        self._scheduler.at(0, partial(self.wake, 0))
+        self._scheduler.wake_at(0, self, 0)
 
     def wait(self, timeout_ms: int | None = None) -> object:
         """Wait for ``wake`` of this turn, and return its value; ``_EXPIRED`` after the timeout."""
         if self.process.is_dead:
             raise GreenletExit
         if timeout_ms is not None:
-            self._scheduler.at(timeout_ms, partial(self.wake, self.turn, _EXPIRED))
+            self._scheduler.wake_at(timeout_ms, self, self.turn, _EXPIRED)
         return self._scheduler.hub.switch()
 
     def wake(self, turn: int, value: object = None) -> None:
@@ -105,7 +122,7 @@ class Task:
             return
         stopped_ms = self.process.stopped_until_ms - self._scheduler.now_ms
         if stopped_ms > 0:
-            self._scheduler.at(stopped_ms, partial(self.wake, turn, value))
+            self._scheduler.wake_at(stopped_ms, self, turn, value)
             return
         self.turn += 1
         self._greenlet.switch(value)
@@ -133,12 +150,12 @@ def wait_ms(timeout_ms: int) -> None:
     current_task().wait(timeout_ms)
 
 
-def request(begin: Callable[[Callable[[object], None]], None], timeout_ms: int) -> object:
-    """Begin a request with the function that takes its answer, and return the answer; None after the timeout."""
-    task = current_task()
+def request(begin: Callable[[Task, int], None], timeout_ms: int) -> object:
+    """Begin a request, with the thread and turn that its answer wakes. Return the answer; None after the timeout."""
+    task: Task = getcurrent().task
     if task.process.is_dead:
         raise GreenletExit
-    begin(partial(task.wake, task.turn))
+    begin(task, task.turn)
     answer = task.wait(timeout_ms)
     return None if answer is _EXPIRED else answer
 
@@ -153,18 +170,22 @@ class Condition:
         self._waiting: list[tuple[Task, int]] = []
 
     def __enter__(self) -> Self:
-        task = current_task()
+        task: Task = getcurrent().task
+        if self._owner is task:
+            self._depth += 1
+            return self
         scheduler = task.process.scheduler
-        if self._owner is not task and scheduler.rng.random() < _PREEMPTED:
-            task.wait(scheduler.rng.randint(0, _PREEMPTED_MS_MAX))
-        self._acquire(task)
+        if scheduler.rng.random() < _PREEMPTED:
+            task.wait(scheduler.below(_PREEMPTED_MS_MAX + 1))
+        self._acquire(task, 1)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if not self._depth:
             self._owner = None
-            _wake(self._entering)
+            if self._entering:
+                _wake(self._entering)
 
     def wait(self, timeout: float | None = None) -> bool:
         task, depth = current_task(), self._depth
@@ -173,8 +194,7 @@ class Condition:
         self._depth = 1
         self.__exit__()
         value = task.wait(None if timeout is None else _ms(timeout))
-        self._acquire(task)
-        self._depth = depth
+        self._acquire(task, depth)
         return value is not _EXPIRED
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -190,12 +210,11 @@ class Condition:
     def notify_all(self) -> None:
         _wake(self._waiting)
 
-    def _acquire(self, task: Task) -> None:
-        while self._owner is not None and self._owner is not task:
+    def _acquire(self, task: Task, depth: int) -> None:
+        while self._owner is not None:
             self._entering.append((task, task.turn))
             task.wait()
-        self._owner = task
-        self._depth += 1
+        self._owner, self._depth = task, depth
 
 
 class Event:
@@ -284,7 +303,7 @@ class ThreadPoolExecutor:
 
 def _wake(waiting: list[tuple[Task, int]]) -> None:
     for task, turn in waiting:
-        task.process.scheduler.at(0, partial(task.wake, turn))
+        task.process.scheduler.wake_at(0, task, turn)
     waiting.clear()
 
 
