@@ -282,7 +282,10 @@ def jobs(
         str, typer.Argument(metavar="[TOPIC]", help="Only jobs of this topic.", autocompletion=topics)
     ] = "",
 ) -> None:
-    """List changes of messages by a filter, the newest first, at most 100."""
+    """List changes of messages by a filter, newest first.
+
+    At most 100 are listed. 'dmq msg outcomes' shows the messages of one.
+    """
     with session.connect() as client:
         found = client.message_jobs(topic)
         now_ms = client.now_ms()
@@ -291,7 +294,7 @@ def jobs(
         ("JOB", "CHANGE", "TOPIC", "QUERY", "STATE", "DECIDED", "CHANGED", "GONE", "UNCHANGED", "STARTED"),
         [
             (
-                *(str(job.job_id), _change_of(job), job.topic, job.query or "all"),
+                *(str(job.job_id), _change_of(job, now_ms), job.topic, job.query or "all"),
                 *(_job_state(job), f"{job.decided:,} of {job.selected:,}" if job.is_selected else "selecting"),
                 *(f"{each:,}" for each in (job.done, job.gone, job.unchanged)),
                 out.distance(job.created_at_ms, now_ms),
@@ -321,10 +324,10 @@ def outcomes(
     """
     with session.connect() as client:
         found = job_of(client, "", job)
-        change = _change_of(found)
-        done = {"cancel": "recalled", "fire": "fired"}.get(change, "rescheduled")
+        change = {"cancel": "recall", "fire": "fire"}.get(found.WhichOneof("change") or "", "reschedule")
+        done = {"recall": "recalled", "fire": "fired"}.get(change, "rescheduled")
         messages = list(outcomes_of(client, job, only_missed=missed))
-    rows = [(each.message_id, told(change.partition(" ")[0], done, each)) for each in messages]
+    rows = [(each.message_id, told(change, done, each)) for each in messages]
     session.show_table({"job": found, "messages": messages}, ("MESSAGE ID", "OUTCOME"), rows)
 
 
@@ -353,10 +356,12 @@ def resume(session: Session, *, job: JobArgument) -> None:
     session.show(resumed, f"job {resumed.job_id} is {_job_state(resumed)}: {job_counts(resumed)}")
 
 
-def _change_of(job: wire.MessageJob) -> str:
+def _change_of(job: wire.MessageJob, now_ms: int) -> str:
     match job.WhichOneof("change"):
+        case "cancel":
+            return "recall"
         case "deliver_at_ms":
-            return f"reschedule to {out.when(job.deliver_at_ms)}"
+            return f"reschedule, due {out.distance(job.deliver_at_ms, now_ms)}"
         case "delay_by_ms":
             sign = "+" if job.delay_by_ms > 0 else "-"
             return f"reschedule by {sign}{format_duration(abs(job.delay_by_ms))}"

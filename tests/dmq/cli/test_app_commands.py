@@ -109,7 +109,7 @@ EXAMPLES = {
         part=f"orders W3 nosuch --at {LATER}",
     ),
     "msg fire": Example("orders --key k4", unknown="orders nosuch", part="orders W5 nosuch"),
-    "msg jobs": Example("", unknown="nosuch"),
+    "msg jobs": Example(""),
     "msg outcomes": Example("1", unknown="99", before=("msg fire orders --tag none --yes",)),
     "msg stop": Example("1", unknown="99", before=("msg fire orders --tag none --yes",)),
     "msg resume": Example("1", unknown="99", before=("msg fire orders --tag none --yes",)),

@@ -23,6 +23,7 @@ LISTS = {
     "msg ls orders": 5,
     "msg peek orders": 4,
     "msg fire orders --all --dry-run": 2,
+    "msg jobs": 1,
     "retry ls billing": 1,
     "retry stats": 0,
     "dead ls billing": 1,
@@ -84,6 +85,7 @@ def _fill(address: str, env: Mapping[str, str]) -> None:
         "cron add nightly-settlement-of-accounts orders body --cron 0_3_*_*_1-5 --zone Europe/Berlin",
         "quota set key billing-service bytes 1073741824",
         "audit snapshot",
+        "msg recall orders --tag nothing-of-the-kind --yes",
         f"dead redrive billing --id {held[0].message_id} --yes",
     ):
         done = run_command(*(word.replace("_", " ") for word in command.split()), env=env)

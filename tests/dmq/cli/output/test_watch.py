@@ -22,7 +22,7 @@ from dmq.cli.output.watch import Outage, interval_s
 pytestmark = pytest.mark.integration
 
 QUICK = ("--interval", "200ms")
-LISTS = {"broker", "dead groups", "dead jobs", "retry stats", "spool stats"}  # besides each ``ls``
+LISTS = {"broker", "dead groups", "dead jobs", "msg jobs", "retry stats", "spool stats"}  # besides each ``ls``
 
 
 class Site(NamedTuple):
