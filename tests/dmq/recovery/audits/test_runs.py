@@ -68,7 +68,7 @@ def held_audit(client: AdminClient) -> int:
         def pid_or_end(run: wire.AuditRun = run) -> int:
             return process_of(run.folder) or (run_of(client).state != wire.AuditRun.RUNNING and -1)
 
-        pid = until(pid_or_end)
+        pid: int = until(pid_or_end)
         if pid > 0:
             os.kill(pid, signal.SIGSTOP)
             if run_of(client).state == wire.AuditRun.RUNNING:
