@@ -29,10 +29,10 @@ class Reach:
         if why:
             self._errors[address] = why
             if was_well:
-                self._told("broker_silent", address=address, why=why)
+                self._told("broker_unreachable", address=address, why=why)
         elif not was_well:
             self.forget(address)
-            self._told("broker_returned", address=address)
+            self._told("broker_reachable", address=address)
 
     def judged(self, address: str, why: str) -> None:
         """Record the reason ``why`` a responsive address is unusable, or an empty string if it is usable."""

@@ -132,13 +132,13 @@ class ClusterSide:
 
     def _told(self, event: str, **fields: object) -> None:
         """Handle an event of a proxy, or of a broker or name server."""
-        is_return = event in {"proxy_returned", "broker_returned"}
+        is_return = event in {"proxy_returned", "broker_reachable"}
         say: Callable[..., object] = log.info if is_return else log.warning
         say(event, **fields)
         address = str(fields.get("address"))
         if is_return:
             self._kinds.answers(address)
-        elif event in {"proxy_isolated", "broker_silent"} and address in self._addresses:
+        elif event in {"proxy_isolated", "broker_unreachable"} and address in self._addresses:
             self._kinds.ask(address)
         if self._adapter.is_away:
             if not self._away_since_ms:

@@ -79,7 +79,7 @@ class DiskGuard:
             self._was_full = is_full
             tell = log.error if is_full else log.info
             tell(
-                "disk_full_writes_wait" if is_full else "disk_has_room_again",
+                "disk_full_writes_wait" if is_full else "disk_space_available",
                 free_bytes=free,
                 ballast=self._has_ballast,
             )

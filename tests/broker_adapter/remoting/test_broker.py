@@ -226,7 +226,7 @@ def test_whether_a_cluster_is_there_is_known_before_it_is_used() -> None:
         was_away = broker.is_away
         await broker.look()
         assert (was_away, broker.is_away) == (False, True)
-        assert told == [("broker_silent", NOBODY)]
+        assert told == [("broker_unreachable", NOBODY)]
         assert "Connection refused" in broker.errors[NOBODY]
         await broker.close()
         async with client(peer.address) as there:
@@ -261,7 +261,7 @@ def test_a_cluster_is_away_while_none_of_its_brokers_answers(monkeypatch: pytest
             assert broker.is_away
             await broker.look()
             assert (list(broker.errors), broker.is_away) == ([NOBODY], False)
-            assert told == ["broker_silent", "broker_silent", "broker_returned"]
+            assert told == ["broker_unreachable", "broker_unreachable", "broker_reachable"]
             for _ in range(2):
                 await broker.look()
             assert not broker.errors
@@ -283,7 +283,7 @@ def test_an_idle_client_notices_that_its_broker_was_killed() -> None:
             assert not broker.is_away
             for _ in range(5):
                 await broker.look()
-            assert (list(broker.errors), broker.is_away, told) == ([NOBODY], True, ["broker_silent"])
+            assert (list(broker.errors), broker.is_away, told) == ([NOBODY], True, ["broker_unreachable"])
             await broker.close()
 
     play(scenario)
@@ -299,11 +299,11 @@ def test_a_broker_in_the_place_of_a_name_server_is_away_until_it_is_one() -> Non
         broker = RemotingBroker(options, told=lambda event, **_: told.append(event))
         for _ in range(3):
             await broker.look()
-        assert (list(broker.errors), broker.is_away, told) == ([peer.address], True, ["broker_silent"])
+        assert (list(broker.errors), broker.is_away, told) == ([peer.address], True, ["broker_unreachable"])
         peer.before = answering(Operation.CLUSTER, answer=RemotingFrame(code=0))
         for _ in range(3):
             await broker.look()
-        assert (broker.errors, broker.is_away, told) == ({}, False, ["broker_silent", "broker_returned"])
+        assert (broker.errors, broker.is_away, told) == ({}, False, ["broker_unreachable", "broker_reachable"])
         await broker.close()
 
     play(scenario)

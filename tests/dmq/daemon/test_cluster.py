@@ -91,7 +91,7 @@ def test_a_name_server_that_is_none_is_named(kind: str, data: Path, tmp_path: Pa
             found = daemon.wait_for("cluster_endpoint_invalid", timeout_s=PATIENCE_S)
             assert (found["address"], f"a RocketMQ {kind}" in found["why"]) == (address, True)
             assert f"a RocketMQ {kind}" in page(daemon, "/healthz")
-            assert len(daemon.events("broker_silent")) == 1  # and not at each look
+            assert len(daemon.events("broker_unreachable")) == 1  # and not at each look
 
 
 @pytest.mark.parametrize("kind", ["proxy", "name server"])
