@@ -36,7 +36,7 @@ $(shell [ -x $(PY) ] && [ "$$(cat $(STAMPS)/here 2>/dev/null)" = "$(CURDIR)" ] |
 ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
-.PHONY: help env demo demo-failover demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs release bench fuzz mutants lock clean distclean \
+.PHONY: help env demo demo-failover demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs pictures release bench fuzz mutants lock clean distclean \
 	clients client-programs collected node-client go-client java-client rust-client versitygw-client otelcol-client chromium
 
 help: ## list the targets
@@ -99,6 +99,9 @@ coverage: clients ## run all tests and show which lines they reach (build/covera
 docs: $(STAMPS)/docs ## build the site of the documentation (build/docs)
 	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict
 	@echo "build/docs/index.html"
+
+pictures: $(STAMPS)/dev chromium ## take the pictures of the console for its page in the documentation (ARGS=FOLDER: whole pages too)
+	@PYTHONPATH=tests:. $(PY) tools/pictures.py $(ARGS)
 
 release: $(STAMPS)/release $(STAMPS)/compiled ## build and check what is published, into dist (nothing is uploaded)
 	@rm -rf dist && mkdir dist

@@ -105,7 +105,7 @@ def fail(address: str, number: int = 3) -> list[str]:
             request.auto_renew = True  # as a push consumer, whose failures follow the policy of the group
             received = received_of(client.frames("ReceiveMessage", request))
             for each in received:
-                _report(client, each)
+                report_failure(client, FAILED_GROUP, each, "CourierError", f"no courier {HOSTILE}", "packer-host")
                 client.change_invisible(FAILED_TOPIC, FAILED_GROUP, each, 1_000)
             failed += received
         while admin.group(FAILED_GROUP).waiting < number:
@@ -113,14 +113,11 @@ def fail(address: str, number: int = 3) -> list[str]:
     return [each.message_id for each in failed]
 
 
-def _report(client: WireClient, delivery: Received) -> None:
+def report_failure(client: WireClient, group: str, delivery: Received, error: str, text: str, host: str) -> None:
+    """Report the reason of a failure, which the next failure of this delivery has."""
     method = consumer_v1.METHODS["ReportFailure"]
     request = consumer_v1.ReportFailureRequest(
-        group=FAILED_GROUP,
-        receipt_handle=delivery.receipt_handle,
-        error_type="CourierError",
-        error_text=f"no courier {HOSTILE}",
-        host="packer-host",
+        group=group, receipt_handle=delivery.receipt_handle, error_type=error, error_text=text, host=host
     )
     call = client.channel.unary_unary(
         method.path, consumer_v1.ReportFailureRequest.SerializeToString, consumer_v1.ReportFailureResponse.FromString
