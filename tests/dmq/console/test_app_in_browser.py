@@ -142,6 +142,18 @@ def test_screens_fit_the_window_and_have_no_barrier(site: Site, opened: Open, wi
         assert found.violations_count == 0, (screen, found.generate_report())
 
 
+def test_lists_have_no_hidden_and_no_empty_column(site: Site, opened: Open) -> None:
+    """On a desktop the errors of failed messages need no scrolling; pending messages have no queue."""
+    page = opened(f"{site.url}messages?topic={TOPIC}&q=state:waiting")
+    assert "Queue" not in page.locator("thead th").all_inner_texts()
+    page.goto(f"{site.url}messages?topic={TOPIC}")
+    assert "Queue" in page.locator("thead th").all_inner_texts()
+    for screen in ("retries?group=shipping", "dead?group=billing", "bulk?group=billing&kind=redrive"):
+        page.goto(site.url + screen)
+        hidden = page.locator(".scroll").evaluate_all("all => all.map(each => each.scrollWidth - each.clientWidth)")
+        assert max(hidden) <= 0, screen
+
+
 def test_the_first_load_is_small(site: Site) -> None:
     """The overview with all its scripts and styles, as compressed bytes."""
 
