@@ -129,7 +129,9 @@ def test_a_gap_takes_the_proof_away(engine: TableEngine, tmp_path: Path) -> None
     assert ("INCONCLUSIVE", "gap", "message-1") in found
     assert ("LOST", "not in the snapshot", "message-2") in found
     assert [each["detail"] for each in outcome.findings if each["kind"] == "TRAIL_GAP"] == ["sequences 3 to 5"]
-    assert outcome.report["cells"][0]["gaps"] == [{"first": 3, "last": 5, "why": "records missing"}]
+    (gap,) = outcome.report["cells"][0]["gaps"]
+    assert (gap["first"], gap["last"], gap["why"]) == (3, 5, "records missing")
+    assert (gap["after_ms"], gap["before_ms"]) == (START_MS, START_MS + 500_000)  # of the events of its file
 
 
 @pytest.mark.parametrize("steps", [1, 2])

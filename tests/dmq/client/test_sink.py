@@ -326,6 +326,18 @@ def test_a_death_is_known_to_all(client: SidecarClient, other: SidecarClient) ->
     )
 
 
+def test_a_masked_entry_is_no_entry(tmp_path: Path) -> None:
+    """A daemon that masks the store's topics is named: its dead entries are not those that were sent."""
+    with (
+        Daemon(tmp_path / "data", env={**os.environ, "DMQ_REDACT": "redelivery_*"}) as daemon,
+        SidecarClient(daemon.address) as client,
+    ):
+        put(client, an_entry())
+        client.bury(take_one(client), Death.PERMANENT, "no").result(PATIENCE_S)
+        with pytest.raises(SinkUnavailable, match="exclude it from its setting redact"):
+            client.dead(TYPE)
+
+
 def test_the_daemon_never_gives_up_first(daemon: Daemon, client: SidecarClient) -> None:
     """The group's policy allows as many attempts as any policy can; one that an operator set stays."""
     put(client, an_entry())

@@ -116,8 +116,7 @@ def test_an_audit_runs_beside_the_daemon_and_ends_with_it(daemon: Daemon) -> Non
 def test_an_audit_that_fails_is_named(daemon: Daemon) -> None:
     """With its exit code and its last line, also after a restart."""
     with AdminClient(daemon.address) as client:
-        pid = held_audit(client)
-        os.kill(pid, signal.SIGKILL)
+        os.kill(held_audit(client), signal.SIGKILL)
         until(lambda: run_of(client).state != wire.AuditRun.RUNNING)
         failed = run_of(client)
     assert (failed.state, failed.exit_code) == (wire.AuditRun.FAILED, -signal.SIGKILL)
