@@ -46,7 +46,7 @@ def problems_of(config: DaemonConfig, clock: Clock) -> list[str]:
     """Return all faults, one line each. Addresses are skipped if a daemon runs on the same directory."""
     checks: list[Callable[[], object]] = [
         *_of_files(config, clock),
-        *(partial(_check_trail, config), partial(check_receivers, config)),
+        *(partial(_check_trail_folders, config), partial(check_receivers, config)),
     ]
     if holder_of(config.data) is None:
         checks += _of_addresses(config)
@@ -158,9 +158,11 @@ def _check_exists(path: Path) -> None:
         )
 
 
-def _check_trail(config: DaemonConfig) -> None:
+def _check_trail_folders(config: DaemonConfig) -> None:
     if config.trail_path is not None and config.trail != "auto":
         check_folder("trail", config.trail_path)
+    if config.audit_reports_path is not None and config.audit_reports != "auto":
+        check_folder("audit_reports", config.audit_reports_path)
 
 
 def _check_keys(path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq.config.settings import load
+from dmq.config.settings import DaemonConfig, load
+from dmq.config.units import Address
 from dmq.daemon.checks import problems_of, refuse_start
 from dmq.errors import StartRefused, StoreCorrupt, with_advice
 from dmq.rocketmq_server.transport.tls import self_signed
@@ -125,6 +126,21 @@ def test_faults_are_found_and_nothing_is_touched(tmp_path: Path, wrong: Callable
         refuse_start(config, ManualClock())
     assert str(refused.value) == problem
     assert sorted(tmp_path.rglob("*")) == there
+
+
+def test_a_folder_of_reports_prevents_no_start(tmp_path: Path) -> None:
+    """The check names its fault, as that of the trail; the daemon starts without reports."""
+    (tmp_path / "file").touch()
+    config = DaemonConfig(
+        data=tmp_path / "data",
+        audit_reports=tmp_path / "file",
+        listen=Address("127.0.0.1", 0),
+        metrics_listen=None,
+        console=None,
+    )
+    (problem,) = problems_of(config, ManualClock())
+    assert problem == f"{tmp_path / 'file'} cannot be the directory of audit_reports: {tmp_path / 'file'} is a file"
+    refuse_start(config, ManualClock())
 
 
 def test_damage_names_the_command_to_inspect_it() -> None:
