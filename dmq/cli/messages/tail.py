@@ -13,7 +13,7 @@ from dmq.cli.nouns import single
 from dmq.cli.output import output as out
 from dmq.cli.output.facts import masking_of
 from dmq.cli.output.watch import Outage, wait
-from dmq.cli.session.options import Session, TopicArgument, with_session
+from dmq.cli.session.options import Session, TopicArgument, UnmaskedOption, with_session
 from dmq.config.units import format_time
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class TailFilter(NamedTuple):
 class TailPosition:
     """Position in the queues of a topic. It starts at their ends, and holds no lease and nothing in the daemon."""
 
-    def __init__(self, topic: str, *, with_body: bool) -> None:
+    def __init__(self, topic: str, *, with_body: bool, unmasked: bool = False) -> None:
         self._topic = topic
         self._with_body = with_body
+        self._unmasked = unmasked
         self._offsets: dict[int, int] | None = None
         self.is_at_end = True
 
@@ -86,7 +87,9 @@ class TailPosition:
         from dmq.admin.client.client import CallRefused
 
         try:
-            return client.peek(self._topic, queue_id, at, limit=_PAGE, with_body=self._with_body)
+            return client.peek(
+                self._topic, queue_id, at, limit=_PAGE, with_body=self._with_body, unmasked=self._unmasked
+            )
         except CallRefused:
             begin = next(each.begin_offset for each in client.count(self._topic).queues if each.queue_id == queue_id)
             if begin <= at:
@@ -108,6 +111,7 @@ def tail(
         int | None, typer.Option("--limit", "-n", min=1, help="End after this number of messages.  [default: no end]")
     ] = None,
     body: Annotated[bool, typer.Option("--body", help="Include bodies (base64 in JSON).")] = False,
+    unmasked: UnmaskedOption = False,
 ) -> None:
     """Print new messages of a topic as they become visible.
 
@@ -115,7 +119,7 @@ def tail(
     are pending. The command takes no lease, so consumers get the same messages. It continues after a restart of the
     daemon, without a gap. Ctrl-C ends it. With -o json, each message is one line.
     """
-    chosen, position, outage = TailFilter(tag, key), TailPosition(topic, with_body=body), Outage()
+    chosen, position, outage = TailFilter(tag, key), TailPosition(topic, with_body=body, unmasked=unmasked), Outage()
     printed = 0
     with suppress(KeyboardInterrupt):
         while True:
