@@ -37,7 +37,7 @@ ifndef BESIDE_EACH_OTHER
 .NOTPARALLEL:
 endif
 .PHONY: help env demo demo-failover demo-rocketmq test readme where clients-matrix disturb coverage lint fmt docs pictures release bench fuzz mutants lock clean distclean \
-	clients client-programs collected node-client go-client java-client rust-client versitygw-client otelcol-client chromium
+	clients client-programs collected node-client go-client java-client rust-client versitygw-client otelcol-client chromium prometheus
 
 help: ## list the targets
 	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/  make \1 - \2/p' $(firstword $(MAKEFILE_LIST))
@@ -166,7 +166,7 @@ $(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dm
 	@touch $@
 
 # What the tests use beside our own packages needs none of them, so both are made beside each other.
-CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client chromium
+CLIENT_PROGRAMS := node-client go-client java-client rust-client versitygw-client chromium prometheus
 
 client-programs:
 	@$(MAKE) --silent --no-print-directory -j BESIDE_EACH_OTHER=1 $(CLIENT_PROGRAMS)
@@ -211,6 +211,10 @@ go-client java-client rust-client versitygw-client otelcol-client:
 # A browser, for the tests that look at the audit's report. Required in CI (root gets it installed), a named skip elsewhere.
 chromium:
 	@sh tools/chromium.sh
+
+# Prometheus, for the tests of the alert rules and of the Grafana board. Required in CI (fetched, not installed), a named skip elsewhere.
+prometheus:
+	@sh tools/prometheus.sh
 
 # --- locks ------------------------------------------------------------------------------------------------------------
 
