@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from spark_audit.engines.table import TableEngine
+    from spark_audit.engines import TableEngine
 
 app = typer.Typer(
     help="Audit a trail for lost, late and duplicated messages.",
@@ -132,19 +132,19 @@ def run(
 
 
 def _duckdb(threads: int | None) -> TableEngine:
-    from spark_audit.engines.duck import DuckEngine
+    from spark_audit.engines import duck
 
-    return DuckEngine(threads)
+    return duck.DuckEngine(threads)
 
 
 def _spark(threads: int | None) -> TableEngine:
     if threads is not None:
         raise typer.BadParameter("--threads applies to duckdb only; the master of Spark sets its threads")
     _say("starting Spark")
-    from spark_audit.engines.spark import SparkEngine
+    from spark_audit.engines import spark
     from spark_audit.session import open_session
 
-    return SparkEngine(open_session())
+    return spark.SparkEngine(open_session())
 
 
 _ENGINES = {EngineName.duckdb: _duckdb, EngineName.spark: _spark}
@@ -164,9 +164,7 @@ def _audit(
     retired: list[str],
     opened: TableEngine,
 ) -> int:
-    from spark_audit.jobs.audit import run_audit
-    from spark_audit.jobs.options import Options
-    from spark_audit.jobs.outcome import write_outcome
+    from spark_audit.jobs import Options, run_audit, write_outcome
     from spark_audit.schema import TrailError
     from spark_audit.tables import UnknownCell, retire_cell
 

@@ -14,17 +14,18 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from spark_audit.report import text
-from spark_audit.report.message import words
-from spark_audit.report.message.files import (
+from spark_audit.report.message import (
     EventsFile,
     FileGap,
+    Judge,
+    MessageOutcome,
     MessageSnapshot,
     Row,
     TrailFiles,
     packed_forms,
     unpacked,
+    words,
 )
-from spark_audit.report.message.verdict import Judge, MessageOutcome
 from spark_audit.stops import Stop, last_of_runs, stops_of
 from spark_audit.undone import TAIL_LOST, Undone, undone_of
 

@@ -9,6 +9,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from broker_adapter.runtime.extras import require
 
 require("AdminClient, and what it asks,", "client", "grpc", "google.protobuf")
+
+if TYPE_CHECKING:
+    from dmq.admin import admin_v1  # noqa: TC004 - a namespace, loaded at its first import
+
+__all__ = ["admin_v1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from broker_adapter.runtime.extras import require
 
 require(
@@ -11,4 +13,9 @@ require(
     *("lark", "cryptography"),
 )
 
-from dmq.daemon.process import run as run  # noqa: E402 - nothing before it is known to be there
+from dmq.daemon.process import run  # noqa: E402 - nothing before it is known to be there
+
+if TYPE_CHECKING:
+    from dmq.daemon import checks  # noqa: TC004 - a namespace, loaded at its first import
+
+__all__ = ["checks", "run"]

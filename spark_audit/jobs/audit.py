@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from spark_audit.engines import Relation, Row, TableEngine, keep
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Relation, Row, TableEngine, keep
 from spark_audit.jobs import health, ledgers, pipeline
 from spark_audit.jobs.border import ForwardingLedger, look_at_border
 from spark_audit.jobs.errors import errors_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from spark_audit.engines import Relation, TableEngine, keep
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Relation, TableEngine, keep
 from spark_audit.jobs import pipeline
 from spark_audit.jobs.health import CellState
 from spark_audit.jobs.ledgers import Ledger

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from spark_audit.engines import Row, TableEngine
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Row, TableEngine
 from spark_audit.jobs.options import Options
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import DEAD, REASONS

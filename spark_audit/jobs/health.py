@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from spark_audit.engines import Relation, Row, TableEngine, plain
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.local import plain
-from spark_audit.engines.table import Relation, Row, TableEngine
 from spark_audit.jobs.options import Options
 from spark_audit.rules.density import OffsetGap
 from spark_audit.rules.integrity import (

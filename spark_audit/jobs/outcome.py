@@ -11,7 +11,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-from spark_audit.engines.table import Row
+from spark_audit.engines import Row
 from spark_audit.jobs.health import CellState, Finding
 from spark_audit.jobs.options import Options
 from spark_audit.rules.findings import COLUMNS, HISTORY
@@ -78,8 +78,7 @@ def write_outcome(outcome: AuditOutcome, out: Path) -> None:
 
     The summary is the last one: if it is there, the others are complete. During the run there is none.
     """
-    from spark_audit.report.html import write_html
-    from spark_audit.report.summary import summary
+    from spark_audit.report import html, summary
 
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").unlink(missing_ok=True)
@@ -95,9 +94,9 @@ def write_outcome(outcome: AuditOutcome, out: Path) -> None:
             events = "; ".join(f"{one['kind']}@{one['sequence']}/{one['at_ms']}" for one in each["history"])
             table.writerow(["" if each[name] is None else each[name] for name in COLUMNS] + [events])
     (out / "run.json").write_text(_json(outcome.figures), encoding="utf-8")
-    write_html(outcome.report, outcome.findings, out / "report.html")
+    html.write_html(outcome.report, outcome.findings, out / "report.html")
     part = out / "summary.json.part"
-    part.write_text(json.dumps(summary(outcome.report, outcome.findings), ensure_ascii=False), encoding="utf-8")
+    part.write_text(json.dumps(summary.summary(outcome.report, outcome.findings), ensure_ascii=False), encoding="utf-8")
     part.replace(out / "summary.json")
 
 

@@ -14,8 +14,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from spark_audit.engines import Relation, TableEngine
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Relation, TableEngine
 from spark_audit.jobs.health import Content, FileFindings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pipeline import keyed

@@ -6,3 +6,10 @@ hold tables and legends; ``text`` formats numbers and times.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spark_audit.report import html, summary, text  # noqa: TC004 - a namespace, loaded at its first import
+
+__all__ = ["html", "summary", "text"]

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from spark_audit.engines import Column, Relation
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Relation
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CLOCKS_MS, FIRED, IN_DOUBT, QUEUED_FOR_GROUP
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from spark_audit.engines import Column, Relation, gathered, keep
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Relation, gathered, keep
 from spark_audit.rules.copies import copy_facts, is_odd_copy
 from spark_audit.rules.rows import group_side, id_window, is_exit, is_fired, key_of, kind_in, place_key, placed
 from spark_audit.rules.totals import is_equal

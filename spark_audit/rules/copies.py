@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from spark_audit.engines import Column, Relation
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Relation
 from spark_audit.rules.rows import kind_in
 
 _COPY = ("cell", "topic", "group", "message_id", "entry")

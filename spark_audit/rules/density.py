@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from spark_audit.engines import Relation, Row, RowWindow
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import RowWindow
-from spark_audit.engines.table import Relation, Row
 from spark_audit.rules.integrity import xor_to
 from spark_audit.rules.rows import is_fired, kind_in
 from spark_audit.schema import FINISHED, Fields

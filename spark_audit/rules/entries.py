@@ -6,9 +6,8 @@ Exact, by cell and entry with the full message id. ``cells`` has one row per cel
 
 from __future__ import annotations
 
+from spark_audit.engines import Column, Relation, RowWindow, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column, RowWindow
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import CANCELLED, ENDS_OF_ENTRY, OF_SPOOL, RESCHEDULED, Fields
 

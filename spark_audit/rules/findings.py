@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
+from spark_audit.engines import Column, Relation, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import key_of
 from spark_audit.schema import SEVERITY
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from spark_audit.engines import Column, Relation, RowWindow, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column, RowWindow
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap
 from spark_audit.rules.rows import group_side, is_fired_to_group, kind_in, place_key, placed
 from spark_audit.schema import DEAD, FINISHED, IN_LANE, LANE

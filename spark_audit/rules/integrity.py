@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from spark_audit.engines import Relation, RowWindow
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import RowWindow
-from spark_audit.engines.table import Relation
 from spark_audit.schema import ROWS
 
 _SEQUENCE_DIGITS = 20  # of the first sequence, with which a file's name starts

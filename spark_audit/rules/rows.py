@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spark_audit.engines import Column, Relation, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.schema import BARS_MS, DEAD, EXITS, FIRED, FOR_GROUP, IN_LANE, LETTER_KINDS, LETTERS
 
 BITS = 63

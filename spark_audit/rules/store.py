@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from spark_audit.engines import Relation, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap, with_life
 from spark_audit.rules.rows import floor_to, kind_in
 from spark_audit.schema import DEAD, ENDS_OF_ENTRY, IN_LANE

@@ -6,9 +6,8 @@ of it. ``fingerprints`` shows in which windows of messages arrivals and exits ba
 
 from __future__ import annotations
 
+from spark_audit.engines import Column, Relation, RowWindow, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column, RowWindow
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.rows import (
     bar_of,
     floor_to,

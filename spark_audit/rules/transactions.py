@@ -5,9 +5,8 @@ It may also be absorbed in that batch by a pending message with the same own key
 
 from __future__ import annotations
 
+from spark_audit.engines import Column, Relation, gathered
 from spark_audit.engines import functions as F  # noqa: N812 - the name that Spark code goes by
-from spark_audit.engines.columns import Column
-from spark_audit.engines.table import Relation, gathered
 from spark_audit.rules.entries import has_gap
 from spark_audit.rules.rows import kind_in
 from spark_audit.schema import ABSORBED, ACCEPTS, COMMITTED, ENDS_OF_TRANSACTION, HALF

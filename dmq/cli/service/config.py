@@ -27,12 +27,12 @@ def check(session: Session, *, settings: ServeOptions) -> None:
     """
     config, _ = _loaded(settings)
     from broker_adapter.runtime.clock import SystemClock
-    from dmq.daemon.checks import cluster_report, problems_of
+    from dmq.daemon import checks
     from dmq.store.files.cell import holder_of
 
     clock = SystemClock()
-    cluster, wrong = cluster_report(config, clock)
-    problems, holder = [*problems_of(config, clock), *wrong], holder_of(config.data)
+    cluster, wrong = checks.cluster_report(config, clock)
+    problems, holder = [*checks.problems_of(config, clock), *wrong], holder_of(config.data)
     if session.as_json:
         out.show_json({"is_good": not problems, "problems": problems, "pid": holder, "cluster": cluster})
     else:

@@ -2,3 +2,9 @@
 
 Imports: ``dmq.store``, ``dmq.trail`` and below. Interface: the backup folder, snapshots.
 """
+
+from __future__ import annotations
+
+from dmq.recovery.backups.folder import DAMAGED
+
+__all__ = ["DAMAGED"]

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from dmq.errors import DmqError
-from dmq.recovery.backups.folder import DAMAGED
+from dmq.recovery.backups import DAMAGED
 from dmq.recovery.check.check import check_store
 from dmq.runtime.background import die_with_parent, end_with_stdin
 

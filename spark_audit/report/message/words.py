@@ -37,12 +37,6 @@ def place_in_words(event: Event) -> str:
     return name if offset is None else f"{name} at offset {text.count(offset)}"
 
 
-def stop_in_words(stop: Stop) -> str:
-    """Return a stop as ``down 2026-11-28 11:43:50 to 11:45:11 UTC``."""
-    after_kill = ", counted from its last event before a kill" if stop.is_killed else ""
-    return f"down {text.span(stop.from_ms // 1000 * 1000, stop.to_ms // 1000 * 1000)}{after_kill}"
-
-
 def late_in_words(event: Event) -> str:
     """Return the lateness of an event relative to its delivery time."""
     if event.get("due_ms") is None:
@@ -60,7 +54,7 @@ def cause_in_words(event: Event, stops: Iterable[Stop]) -> str:
     found = (each for each in stops if each.cell == event["cell"] and each.delayed(event["due_ms"], event["at_ms"]))
     first = next(found, None)
     process = "its process" if event["kind"] == "SENT" else "the daemon"
-    return "" if first is None else f" ({process} was {stop_in_words(first)})"
+    return "" if first is None else f" ({process} was {first})"
 
 
 def _due(event: Event) -> str:
