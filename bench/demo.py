@@ -32,7 +32,7 @@ def demo(
 ) -> None:
     """Kill a daemon and the Apache RocketMQ broker behind it half-way, and see that nothing is lost.
 
-    Ends with 0, or with 1 if anything was lost, early or there twice without a reason, or could not be run.
+    Exit with 0, or with 1 if a message was lost or early, or if the demo could not run.
     """
     console = Console()
 

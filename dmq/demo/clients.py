@@ -12,12 +12,11 @@ import json
 import os
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 
@@ -46,27 +45,22 @@ class Reports:
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8")
         self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._delivered: set[int] = set()
+        self._numbers: dict[str, set[int]] = {"sent": set(), "received": set()}
 
     def add(self, kind: str, *fields: Any) -> None:  # noqa: ANN401 - values of JSON
-        """Write a report."""
+        """Write a report. The first field of ``sent`` and ``received`` is the number of the message."""
         with self._lock:
             self._file.write(json.dumps([kind, *fields]) + "\n")
             self._file.flush()
-            self._counts[kind] += 1
-            if kind == "received":
-                self._delivered.add(fields[1])
+            if kind in self._numbers:
+                self._numbers[kind].add(fields[0])
 
     def are_complete(self, planned: int) -> bool:
-        """Return True if every message was sent and received, and every acknowledgement has an answer."""
-        with self._lock:
-            counts = self._counts
-            is_answered = counts["received"] == counts["acked"] + counts["ack_refused"]
-            return is_answered and planned == counts["sent"] == len(self._delivered)
+        """Return True if every message was sent and received."""
+        return all(len(numbers) == planned for numbers in self._numbers.values())
 
     def __str__(self) -> str:
-        return f"{self._counts['sent']:,} accepted, {len(self._delivered):,} delivered"
+        return f"{len(self._numbers['sent']):,} accepted, {len(self._numbers['received']):,} delivered"
 
 
 class SameMessage(Message):  # type: ignore[misc]  # the official client has no types
@@ -105,48 +99,40 @@ def _send(producer: Producer, topic: str, send: PlannedSend, began_s: float, rep
             message.add_property("DELAY", str(send.level))
         case _:
             message.add_property("TIMER_DELAY_MS", str(send.delay_ms))
-    if attempts := _until_answered(lambda: producer.send(message), reports).attempts:
-        asked_ms, answered_ms = asked_s * 1000, _clock.now_ms()
-        reports.add("sent", send.number, message.message_id, asked_ms, started_ms, answered_ms, attempts)
+    attempts, _ = _until_answered(lambda: producer.send(message), reports)
+    if attempts:
+        reports.add("sent", send.number, message.message_id, asked_s * 1000, started_ms, _clock.now_ms(), attempts)
 
 
-def _consume(consumer: SimpleConsumer, numbers: count[int], reports: Reports) -> None:
+def _consume(consumer: SimpleConsumer, reports: Reports) -> None:
     """Receive and acknowledge messages until the demo is over."""
-    while (messages := _until_answered(lambda: consumer.receive(BATCH, INVISIBLE_S), reports).result) is not None:
+    while (messages := _until_answered(lambda: consumer.receive(BATCH, INVISIBLE_S), reports)[1]) is not None:
         at_ms = _clock.now_ms()
-        received = [(next(numbers), message) for message in messages]
-        for reception, message in received:
-            number = json.loads(message.body)["number"]
-            reports.add("received", reception, number, message.message_id, at_ms, message.delivery_timestamp or 0)
-        for reception, message in received:
-            answer = _until_answered(functools.partial(consumer.ack, message), reports)
-            if answer.attempts:
-                reports.add("ack_refused" if answer.is_stale else "acked", reception, _clock.now_ms())
+        for message in messages:
+            reports.add("received", json.loads(message.body)["number"], at_ms, message.delivery_timestamp or 0)
+        for message in messages:
+            _until_answered(functools.partial(consumer.ack, message), reports)
 
 
-class Answer(NamedTuple):
-    """Answer to a call of the client."""
+def _until_answered(attempt: Callable[[], object], reports: Reports) -> tuple[int, Any]:
+    """Repeat ``attempt`` until there is an answer, and report its errors. Return the number of attempts and the result.
 
-    attempts: int  # 0: the demo is over, and there is no answer
-    result: Any = None
-    is_stale: bool = False  # the acknowledgement came too late: the message was delivered again
-
-
-def _until_answered(attempt: Callable[[], object], reports: Reports) -> Answer:
-    """Repeat ``attempt`` and report its errors, until there is an answer or the demo is over."""
+    The number is 0 once the demo is over. An acknowledgement that comes too late is answered, too: the message was
+    delivered again.
+    """
     for attempts in count(1):
         if _over.is_set():
             break
         try:
-            return Answer(attempts, attempt())
+            return attempts, attempt()
         except Exception as error:  # noqa: BLE001 - the client's errors are of many kinds; the demo shows the last one
             if getattr(error, "code", None) == _INVALID_RECEIPT_HANDLE:
-                return Answer(attempts, is_stale=True)
+                return attempts, None
             details = getattr(error, "details", None)  # of gRPC's errors
             text = str(details() if callable(details) else error)
             reports.add("failed", f"{type(error).__name__}: {(text.splitlines() or [''])[0]}"[:300])
             _over.wait(RETRY_AFTER_S)
-    return Answer(0)
+    return 0, None
 
 
 def _run(order: dict[str, Any]) -> None:
@@ -158,12 +144,12 @@ def _run(order: dict[str, Any]) -> None:
     for startup in (consumer.startup, producer.startup):
         _until_answered(startup, reports)
     reports.add("connected")
-    began_s, told_s, numbers = _clock.monotonic_s(), 0.0, count(1)
+    began_s, told_s = _clock.monotonic_s(), 0.0
     senders = ThreadPoolExecutor(SENDERS)
     for send in order["sends"]:
         senders.submit(_send, producer, topic, PlannedSend(*send), began_s, reports)
     for _ in range(RECEIVERS):
-        threading.Thread(target=_consume, args=(consumer, numbers, reports), daemon=True).start()
+        threading.Thread(target=_consume, args=(consumer, reports), daemon=True).start()
     while not (_over.wait(RETRY_AFTER_S) or reports.are_complete(len(order["sends"]))):
         elapsed_s = _clock.monotonic_s() - began_s
         if elapsed_s >= told_s + PROGRESS_EVERY_S:

@@ -16,8 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +24,12 @@ from random import Random
 from threading import Event
 from typing import Any
 
-from broker_adapter.contracts.message import unpack_id
 from broker_adapter.runtime.clock import SystemClock
 from dmq.config.units import format_delay_levels, format_duration
 from dmq.demo.plan import LEVELS, Plan, make_plan
 from dmq.demo.second_copy import SecondCopy, make_second_copy
 from dmq.demo.verdict import DaemonOutage, DemoVerdict, judge, lines_of
 from dmq.errors import DmqError
-from dmq.trail.events import EventKind
 
 TOPIC = "demo"
 GROUP = "demo-consumers"
@@ -169,8 +166,7 @@ class _Demo:
                 self._kill(name)
         planned_ms = {send.number: send.delay_ms for send in self.plan.sends}
         trail = self._data(self.primary) / "trail"
-        in_doubt = {} if self.cluster is None else _sends_in_doubt(trail)
-        verdict = judge(planned_ms, self._reports(), outage, in_doubt)
+        verdict = judge(planned_ms, self._reports(), outage)
         _print("\n".join(["", *lines_of(verdict, restart)]))
         for number in verdict.lost[:_LOST_SHOWN]:
             _print(f"look for message {number}: dmq audit explain {verdict.sends[number].message_id} --trail {trail}")
@@ -209,7 +205,7 @@ class _Demo:
             self.cluster.start()
             restart += f"\n{'':<11}its broker was down for {self.clock.monotonic_s() - killed_s:.2f} s"
             self._event("broker serving again; the daemon accepted sends without it")
-        return DaemonOutage(killed_at_ms, self.clock.now_ms(), self.cluster is not None), restart
+        return DaemonOutage(killed_at_ms, self.clock.now_ms()), restart
 
     def _kill_and_take_over(self) -> tuple[DaemonOutage, str]:
         killed_at_ms, killed_s = self.clock.now_ms(), self.clock.monotonic_s()
@@ -350,17 +346,3 @@ class _Demo:
 
 def _print(line: str) -> None:
     print(line, flush=True)
-
-
-def _sends_in_doubt(trail: Path) -> Mapping[str, int]:
-    """Return for each message the number of sends to the cluster without an answer, from the trail of a stopped
-    daemon.
-    """
-    import pyarrow.parquet as pq
-
-    found: Counter[str] = Counter()
-    for file in (trail / "events").rglob("*.parquet"):
-        events = pq.read_table(file, columns=["kind", "message_id"], partitioning=None).to_pylist()
-        doubtful = EventKind.FORWARD_IN_DOUBT.name
-        found.update(unpack_id(each["message_id"]) for each in events if each["kind"] == doubtful)
-    return found

@@ -1,24 +1,15 @@
 """Verdict of a run: figures, exit code and result lines, computed from the reports of the clients. Pure.
 
 The verdict relies on the observations of the *clients*. The daemon is trusted only for the delivery time that it
-stamped on a message, which is checked against the producer's send time. In front of a cluster its trail is also trusted
-for sends without an answer.
+stamped on a message, which is checked against the producer's send time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-UNACKED = "not acknowledged before the kill"
-EXPIRED = "not acknowledged within the invisible duration"
-IN_DOUBT = "sent to the cluster again, because it did not answer"
-FORGOTTEN = "acknowledged at the killed broker, which lost that"
-UNEXPLAINED = "WITHOUT A REASON"
 _SHOWN_MAX = 10
 
 
@@ -34,11 +25,9 @@ class AnsweredSend(NamedTuple):
 
 
 class Reception(NamedTuple):
-    """A message was delivered to the consumer; ``reception`` counts the deliveries from 1."""
+    """A message was delivered to the consumer."""
 
-    reception: int
     number: int
-    message_id: str
     at_ms: int
     deliver_at_ms: int  # from the daemon; 0 from a cluster, whose topic accepts no delayed messages
 
@@ -48,7 +37,6 @@ class DaemonOutage(NamedTuple):
 
     killed_at_ms: int
     serving_at_ms: int
-    is_of_broker: bool = False  # a broker of the cluster was killed with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,85 +48,50 @@ class DemoVerdict:
     delivered: int  # of those, at least once
     lost: Sequence[int]  # numbers that were accepted and never received
     early: Sequence[int]
-    duplicates: Counter[str]  # redeliveries by reason
+    duplicates: int  # deliveries after the first one of a message
     late_ms: Sequence[int]  # sorted; of each message at its first delivery
     late_of_outage_ms: Sequence[int]  # the same, of messages that were due while the daemon or its consumer was away
     back_ms: int = 0  # from the kill to the next delivery; 0: none
 
     @property
     def faults(self) -> list[str]:
-        """Reasons of failure; none if all messages were accepted and delivered, and all duplicates have a reason."""
+        """Reasons of failure; none if all messages were accepted, and delivered in time."""
         found = {
             "messages were lost": self.lost,
             "messages were early": self.early,
-            "messages were duplicated without a reason": UNEXPLAINED in self.duplicates,
             "not all sends were accepted": len(self.sends) < self.planned,
         }
         return [fault for fault, is_so in found.items() if is_so]
 
 
 def judge(
-    planned_ms: Mapping[int, int],
-    reports: Sequence[Sequence[Any]],
-    outage: DaemonOutage | None = None,
-    in_doubt: Mapping[str, int] = MappingProxyType({}),
+    planned_ms: Mapping[int, int], reports: Sequence[Sequence[Any]], outage: DaemonOutage | None = None
 ) -> DemoVerdict:
-    """Judge a run by the reports of the client process.
-
-    ``planned_ms`` is the delay of each number, ``in_doubt`` the number of possible extra copies of each id.
-    """
+    """Judge a run by the reports of the client process. ``planned_ms`` is the delay of each number."""
     sends = {each.number: each for each in (AnsweredSend(*fields) for kind, *fields in reports if kind == "sent")}
-    acked_at_ms: dict[int, int] = dict(fields for kind, *fields in reports if kind == "acked")
-    received = sorted((Reception(*fields) for kind, *fields in reports if kind == "received"), key=_when)
+    received = sorted((Reception(*fields) for kind, *fields in reports if kind == "received"), key=lambda it: it.at_ms)
     back_at_ms = next((each.at_ms for each in received if outage and each.at_ms > outage.serving_at_ms), 0)
-    receptions: dict[int, list[Reception]] = {}
-    for each in received:
-        receptions.setdefault(each.number, []).append(each)
-
+    first = {each.number: each for each in reversed(received)}
     early: list[int] = []
-    duplicates: Counter[str] = Counter()
-    doubts = Counter(in_doubt)
     usual_ms: list[int] = []
     outage_ms: list[int] = []
-    for number, every in receptions.items():
-        at_ms, due_ms = every[0].at_ms, _due_ms(planned_ms.get(number, 0), sends.get(number), every[0])
-        if at_ms < due_ms:
+    for number, each in first.items():
+        due_ms = _due_ms(planned_ms.get(number, 0), sends.get(number), each)
+        if each.at_ms < due_ms:
             early.append(number)
-        was_away = outage and at_ms >= outage.killed_at_ms and due_ms <= (back_at_ms or outage.serving_at_ms)
-        (outage_ms if was_away else usual_ms).append(max(0, at_ms - due_ms))
-        for before, again in pairwise(every):
-            reason = _reason(before, again, acked_at_ms.get(before.reception), outage, doubts)
-            doubts[again.message_id] -= reason == IN_DOUBT
-            duplicates[reason] += 1
+        was_away = outage and each.at_ms >= outage.killed_at_ms and due_ms <= (back_at_ms or outage.serving_at_ms)
+        (outage_ms if was_away else usual_ms).append(max(0, each.at_ms - due_ms))
     return DemoVerdict(
         planned=len(planned_ms),
         sends=sends,
-        delivered=len(sends.keys() & receptions.keys()),
-        lost=sorted(sends.keys() - receptions.keys()),
+        delivered=len(sends.keys() & first.keys()),
+        lost=sorted(sends.keys() - first.keys()),
         early=sorted(early),
-        duplicates=duplicates,
+        duplicates=len(received) - len(first),
         late_ms=sorted(usual_ms),
         late_of_outage_ms=sorted(outage_ms),
         back_ms=back_at_ms - outage.killed_at_ms if outage is not None and back_at_ms else 0,
     )
-
-
-def _when(reception: Reception) -> tuple[int, int]:
-    return reception.at_ms, reception.reception
-
-
-def _reason(
-    before: Reception, again: Reception, ack_ms: int | None, outage: DaemonOutage | None, doubts: Mapping[str, int]
-) -> str:
-    """Return the reason why a message was delivered again."""
-    if before.message_id != again.message_id:
-        return UNEXPLAINED
-    is_before_service = outage is not None and before.at_ms <= outage.serving_at_ms
-    if ack_ms is not None and ack_ms < again.at_ms:
-        if doubts[again.message_id] > 0:
-            return IN_DOUBT
-        return FORGOTTEN if is_before_service and outage is not None and outage.is_of_broker else UNEXPLAINED
-    return UNACKED if is_before_service and outage is not None and outage.serving_at_ms <= again.at_ms else EXPIRED
 
 
 def _due_ms(delay_ms: int, sent: AnsweredSend | None, first: Reception) -> int:
@@ -164,8 +117,7 @@ def lines_of(verdict: DemoVerdict, restart: str = "") -> list[str]:
         _line("accepted", accepted, f"{of_planned}answered OK by the daemon{again}"),
         _line("delivered", verdict.delivered, "to the official client, at least once"),
         _line("lost", len(verdict.lost), _numbers(verdict.lost)),
-        _line("duplicates", verdict.duplicates.total(), ""),
-        *(_line("", number, reason) for reason, number in verdict.duplicates.items()),
+        _line("duplicates", verdict.duplicates, ""),
         _line("early", len(verdict.early), _numbers(verdict.early)),
         f"{'lateness':<11}{'p50':>7} {'p99':>11} {'max':>11}   at the consumer",
         *_percentiles(verdict.late_ms, "messages"),

@@ -29,9 +29,7 @@ pytestmark = [
 def test_a_killed_daemon_and_a_killed_broker_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Everything comes, nothing early, and each repetition has its reason. But in a long run the broker is stopped,
-    which takes no start of it.
-    """
+    """Every message is delivered, and none early. The broker is killed in a long run, else stopped for a while."""
     running = cluster().rocketmq
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     dies, away = running.nodes[0], ExitStack()
