@@ -64,11 +64,16 @@ def test_a_kill_at_any_step_loses_no_answered_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "is_after"),
-    [("lease", True), ("put", False), ("put", True), ("local write", True)],
-    ids=["lease acquired", "before the fence", "after the fence", "after the local write"],
+    ("step", "is_after", "is_new"),
+    [
+        ("lease", True, False),
+        ("put", False, False),
+        ("put", True, False),
+        ("local write", True, False),
+        ("put", True, True),
+    ],
+    ids=["lease", "before the fence", "after the fence", "after the local write", "after the fence of a new store"],
 )
-@pytest.mark.parametrize("is_new", [True, False], ids=["new directory", "old directory"])
 def test_a_start_after_a_kill_in_the_opening_waits_for_no_lease(
     tmp_path: Path, step: str, is_after: bool, is_new: bool
 ) -> None:
