@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from support.rigs.acl import Key
 from support.rigs.daemon import START_S_MAX, Daemon
 
-_TIMEOUT_S = 60.0  # the first request waits until the process has started
+_TIMEOUT_S = 240.0  # the first request waits until the process has started, also on a loaded host
 
 
 class Answer(NamedTuple):
