@@ -34,6 +34,7 @@ from dmq.errors import DmqError
 from dmq.runtime.guess_limit import GuessLimit, GuessRate
 
 FORM_BYTES_MAX: Final = 64 * 1024
+FORM_S_MAX: Final = 30.0  # until it was received
 FORM_FIELDS_MAX: Final = 1_020  # 1,000 chosen rows, and the other fields of a form
 _WHY_CHARS_MAX: Final = 200
 _GUESSES: Final = GuessRate(per_address=10, in_all=100, period_s=60.0)
@@ -257,11 +258,14 @@ class Console:
                 request, self._session(request), FormRejected("The session has ended. Open the page again."), 403
             )
         try:
-            fields = await _fields(request)
+            async with asyncio.timeout(FORM_S_MAX):
+                fields = await _fields(request)
             self._check_origin(request)
             if fields.get("token") != session.form_token:
                 raise FormRejected("The form has no valid token. Open the page again.")
             response: Response = await act(request, session, fields)
+        except TimeoutError:
+            return self._failed(request, session, FormRejected(f"The form took more than {FORM_S_MAX:g} s."), 408)
         except FormRejected as error:
             return self._failed(request, session, error, 403)
         except DmqError as error:

@@ -16,6 +16,7 @@ import msgspec
 import structlog
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.config.units import Address
@@ -24,10 +25,11 @@ from dmq.runtime.log import configure
 from dmq.runtime.web_settings import CertificateFiles, WebSettings
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _HEADER_BYTES_MAX: Final = 16 * 1024
 _KEEP_ALIVE_S: Final = 30
+_HEADER_S_MAX: Final = 40.0  # from the begin of a connection, or the end of the last answer, to the end of a header
 _LOOK_S: Final = 1.0
 
 log = structlog.get_logger("dmq.web")
@@ -76,13 +78,13 @@ async def _serve(
 ) -> None:
     async with application() as app:
         config = uvicorn.Config(
-            app,
+            _one_length(app),
             log_config=None,
-            log_level="warning",
+            log_level="error",  # a warning for each invalid request would let every client fill the log
             access_log=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=_Connection,
             proxy_headers=False,
             server_header=False,
             limit_concurrency=connections_max,
@@ -99,6 +101,60 @@ async def _serve(
         finally:
             if following is not None:
                 following.cancel()
+
+
+class _Connection(H11Protocol):
+    """HTTP/1.1 with a bound on the time without a whole header: slow and silent clients leave room for others."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unwatch()
+
+    def _watch(self) -> None:
+        """Start the bound while there is no request, and end it with the header of the next one."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._unwatch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_HEADER_S_MAX, self.transport.close)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _one_length(app: ASGIApp) -> ASGIApp:
+    """Refuse requests with two lengths of their body (RFC 9112, 6.1).
+
+    A proxy that believes the other one would take a part of the body for a request.
+    """
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        names = [name for name, _ in scope.get("headers", ())]
+        if b"transfer-encoding" not in names or b"content-length" not in names:
+            await app(scope, receive, send)
+            return
+        headers = [(b"connection", b"close"), (b"content-type", b"text/plain; charset=utf-8")]
+        await send({"type": "http.response.start", "status": 400, "headers": headers})
+        text = b"a request has Content-Length or Transfer-Encoding, not both"
+        await send({"type": "http.response.body", "body": text})
+
+    return checked
 
 
 async def _follow(config: uvicorn.Config, tls: CertificateFiles) -> None:
