@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import structlog
 from pydantic import ValidationError
@@ -22,20 +25,26 @@ from starlette.routing import Route
 from broker_adapter.contracts.errors import Rule
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.trace_context import TRACEPARENT
-from dmq.http_api.callers import credentials_of, metadata_of
+from dmq.admin import admin_v1 as wire
+from dmq.http_api.callers import Metadata, credentials_of, metadata_of
 from dmq.http_api.daemon import DaemonChannel
 from dmq.http_api.openapi import document
 from dmq.http_api.problems import Problem, of_rule, pointer
-from dmq.http_api.routes import ROUTES, Answer, ApiRoute, Given
+from dmq.http_api.routes import ROUTES, ApiRoute, Given
 from dmq.http_api.sending import KINDS
 from dmq.runtime.guess_limit import CALLS, GuessLimit
 
 BODY_BYTES_MAX: Final = 16 * 2**20  # of one request
 BODIES_BYTES_MAX: Final = 64 * 2**20  # of all requests that are being received or answered
 RECEIVE_S_MAX: Final = 30.0
+UNCHECKED_BYTES_MAX: Final = 64 * 1024  # of a body that is read before the daemon has checked the access key
+_LOOK_AGAIN_S: Final = 5.0  # whether the daemon has access keys
+_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]*))(?::[0-9]{1,5})?", re.ASCII)
 _ERRORS_MAX: Final = 20
 _JSON: Final = "application/json"
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
+_Answer = TypeVar("_Answer")
 
 log = structlog.get_logger("dmq.http_api")
 
@@ -56,7 +65,7 @@ class _Bodies:
                     size += len(part)
                     self._hold(request, len(part))
                     if size > BODY_BYTES_MAX:
-                        raise Problem(413, f"the body of a request has at most {BODY_BYTES_MAX} bytes")
+                        raise _too_large()
                     parts.append(part)
         except TimeoutError:
             raise Problem(408, f"the body was not received within {RECEIVE_S_MAX:g} s") from None
@@ -81,6 +90,8 @@ class HttpApi:
         self._clock = clock
         self._bodies = _Bodies()
         self._guesses = GuessLimit(CALLS, clock)
+        self._has_keys = False  # whether the daemon refuses calls without an access key
+        self._looks_again_s = 0.0
 
     def application(self) -> Starlette:
         """Return the application."""
@@ -100,14 +111,17 @@ class HttpApi:
             )  # a parameter with slashes matches the others
         ]
         routes.append(Route("/v1/openapi.json", show_openapi, methods=["GET"]))
-        return Starlette(routes=routes, exception_handlers=handlers)
+        made = Starlette(routes=routes, exception_handlers=handlers)
+        made.router.redirect_slashes = False  # the address would have the host name of the request
+        return made
 
     def _endpoint(self, routes: Mapping[str, ApiRoute]) -> Any:  # noqa: ANN401 - of Starlette
         async def endpoint(request: Request) -> Response:
             route = routes["GET" if request.method == "HEAD" else request.method]
             try:
                 given = await self._given(route, request)
-                return _json(await self._answer(route, request, given), route.status)
+                answer = await self._called(request, lambda: route.call(self._daemon, given, self._clock))
+                return _json(answer, route.status)
             except Problem as problem:
                 return _problem(problem)
             except ClientDisconnect:
@@ -117,18 +131,18 @@ class HttpApi:
 
         return endpoint
 
-    async def _answer(self, route: ApiRoute, request: Request, given: Given) -> Answer:
+    async def _called(self, request: Request, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Call the daemon; raise ``Problem(429)`` if too many credentials of the caller's address were refused."""
         credentials, guesses = credentials_of(request.headers), self._guesses
         if not credentials:
-            return await route.call(self._daemon, given, self._clock)
+            return await call()
         address = request.client.host if request.client is not None else ""
         if wait_s := guesses.admit(address, credentials):
             refused = Problem(429, "too many access keys of this address were refused, so this one is not checked")
             refused.retry_after_s = math.ceil(wait_s)
             raise refused
         try:
-            answer = await route.call(self._daemon, given, self._clock)
+            answer = await call()
         except Problem as problem:
             if problem.status != HTTPStatus.UNAUTHORIZED:
                 guesses.not_refused(address, credentials)
@@ -136,8 +150,54 @@ class HttpApi:
         guesses.right(address, credentials)
         return answer
 
+    async def _check_host(self, request: Request) -> None:
+        """Refuse a page of another site under a host name that leads to this host.
+
+        It has no access key, but may send any text as one, so a key counts only if the daemon checks keys.
+        """
+        found = _HOST.fullmatch(request.headers.get("host", ""))
+        if found is None:
+            raise Problem(400, "the header Host is invalid")
+        if not _is_own_name(found[1] or found[2]) and not (
+            request.headers.get("authorization") and await self._checks_keys()
+        ):
+            raise Problem(421, "without an access key, the host is an IP address or localhost")
+
+    async def _checks_keys(self) -> bool:
+        """Return True if the daemon refuses calls without an access key."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._looks_again_s:
+            self._has_keys = not await self._is_known(())
+            self._looks_again_s = now_s + _LOOK_AGAIN_S
+        return self._has_keys
+
+    async def _is_known(self, caller: Metadata) -> bool:
+        """Return False if the daemon refuses the access key of a caller, or its absence."""
+        try:
+            await self._daemon.call(wire.METHODS["GetAccess"], wire.GetAccessRequest(), caller)
+        except Problem as problem:
+            if problem.status == HTTPStatus.UNAUTHORIZED:
+                return False
+            if problem.status != HTTPStatus.FORBIDDEN:
+                raise
+        return True
+
+    async def _check_length(self, request: Request, caller: Metadata) -> None:
+        """Refuse a body that is too large, and a large one with a refused access key, unread."""
+        length = request.headers.get("content-length")
+        if length is not None and int(length) > BODY_BYTES_MAX:
+            raise _too_large()
+        if (length is None or int(length) > UNCHECKED_BYTES_MAX) and await self._checks_keys():
+            ask = partial(self._daemon.call, wire.METHODS["GetAccess"], wire.GetAccessRequest(), caller)
+            try:
+                await self._called(request, ask)
+            except Problem as problem:
+                if problem.status != HTTPStatus.FORBIDDEN:
+                    raise
+
     async def _given(self, route: ApiRoute, request: Request) -> Given:
-        _check_host(request)
+        await self._check_host(request)
+        _check_origin(request)
         caller = metadata_of(request.headers, self._clock)
         parameters = dict(_path(route, request))
         if route.query is None:
@@ -148,6 +208,7 @@ class HttpApi:
         if route.body is None:
             return Given(caller=caller, parameters=parameters)
         _check_media_type(request)
+        await self._check_length(request, caller)
         body = await self._bodies.read(request) or b"{}"
         try:
             valid = route.body.validate_json(body)
@@ -157,16 +218,24 @@ class HttpApi:
         return Given(caller=caller, parameters=parameters, body=valid, traceparent=traceparent)
 
 
-def _check_host(request: Request) -> None:
-    """Refuse a page of another site under a host name that resolves to this host: it has no access key."""
-    if request.headers.get("authorization"):
-        return
-    host = request.url.hostname or ""
+def _is_own_name(host: str) -> bool:
+    """Return True for a host that no other site has: an address, a name of this host, or none (HTTP/1.0)."""
     try:
         ip_address(host)
     except ValueError:
-        if host != "localhost" and not host.endswith(".localhost"):
-            raise Problem(421, "without an access key, the host is an IP address or localhost") from None
+        return not host or host.lower() == "localhost" or host.lower().endswith(".localhost")
+    return True
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse the request of a page of another site. No answer allows such pages, so that a browser asks first."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise Problem(403, "the request was sent by a page of another site")
+
+
+def _too_large() -> Problem:
+    return Problem(413, f"the body of a request has at most {BODY_BYTES_MAX} bytes")
 
 
 def _check_media_type(request: Request) -> None:

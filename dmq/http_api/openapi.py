@@ -18,7 +18,7 @@ from dmq.http_api.schemas import REF, Request
 _ERRORS: Final = {
     "400": "The request is not readable",
     "401": "An access key is required, or this one is unknown",
-    "403": "The access key lacks a permission",
+    "403": "The access key lacks a permission, or a page of another site sent the request",
     "404": "No such object",
     "408": "The body was not received in time",
     "413": "The body is too large",
