@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from spark_audit.report.text import span
-
 Place = tuple[str, int]  # cell and sequence
 
 
@@ -17,11 +15,6 @@ class Stop(NamedTuple):
     from_ms: int
     to_ms: int
     is_killed: bool
-
-    def __str__(self) -> str:
-        """Return the stop as ``down 2026-11-28 11:43:50 to 11:45:11 UTC``."""
-        after_kill = ", counted from its last event before a kill" if self.is_killed else ""
-        return f"down {span(self.from_ms // 1000 * 1000, self.to_ms // 1000 * 1000)}{after_kill}"
 
     def delayed(self, due_ms: int, fired_ms: int) -> bool:
         """Return True if the process was down at a time between due time and delivery."""

@@ -16,6 +16,7 @@ from spark_audit.engines import functions as F  # noqa: N812 - the name that Spa
 from spark_audit.jobs.health import CellState, Finding, finding, hole_findings
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.pauses import joined, pauses_of
+from spark_audit.report import text
 from spark_audit.rules.candidates import find_candidates
 from spark_audit.rules.copies import copy_findings
 from spark_audit.rules.density import LEFT, READS_FROM, OffsetGap, QueueFacts, QueueKey, ReadKey, Top, unfinished_exits
@@ -290,7 +291,7 @@ def cells_table(
                 [each._asdict() for each in pauses.get(cell.cell, [])],
                 [dict(zip(("topic", "from_ms", "to_ms"), each, strict=True)) for each in kept_back.get(cell.cell, [])],
                 [
-                    {"from_ms": each.from_ms, "to_ms": each.to_ms, "words": str(each)}
+                    {"from_ms": each.from_ms, "to_ms": each.to_ms, "words": text.downtime(each)}
                     for each in stops
                     if each.cell == cell.cell
                 ],

@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
+from spark_audit.stops import Stop
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 # Control characters, lone surrogates, and characters that change text direction: shown by number, without effect.
@@ -61,6 +63,12 @@ def span(from_ms: int, to_ms: int) -> str:
     if start[:10] == end[:10] and " " in end:
         end = end.partition(" ")[2]
     return f"{start} to {end} UTC"
+
+
+def downtime(stop: Stop) -> str:
+    """Return a stop as ``down 2026-11-28 11:43:50 to 11:45:11 UTC``."""
+    after_kill = ", counted from its last event before a kill" if stop.is_killed else ""
+    return f"down {span(stop.from_ms // 1000 * 1000, stop.to_ms // 1000 * 1000)}{after_kill}"
 
 
 def moment(at_ms: int) -> datetime | None:

@@ -24,7 +24,7 @@ from dmq.broker.io import look_at
 from dmq.config.units import format_time
 from dmq.errors import DmqError
 from dmq.recovery.audits.reports import SUMMARY
-from dmq.recovery.backups.snapshots import Snapshots
+from dmq.recovery.backups import Snapshots
 from dmq.runtime.background import background
 from dmq.store.files.durable import make_directory
 

@@ -6,5 +6,6 @@ Imports: ``dmq.store``, ``dmq.trail`` and below. Interface: the backup folder, s
 from __future__ import annotations
 
 from dmq.recovery.backups.folder import DAMAGED
+from dmq.recovery.backups.snapshots import Snapshots
 
-__all__ = ["DAMAGED"]
+__all__ = ["DAMAGED", "Snapshots"]

@@ -54,7 +54,7 @@ def cause_in_words(event: Event, stops: Iterable[Stop]) -> str:
     found = (each for each in stops if each.cell == event["cell"] and each.delayed(event["due_ms"], event["at_ms"]))
     first = next(found, None)
     process = "its process" if event["kind"] == "SENT" else "the daemon"
-    return "" if first is None else f" ({process} was {first})"
+    return "" if first is None else f" ({process} was {text.downtime(first)})"
 
 
 def _due(event: Event) -> str:
