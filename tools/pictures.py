@@ -34,7 +34,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "console"
-QUALITY: Final = 45  # of WebP, in percent
+QUALITY: Final = 38  # of WebP, in percent
 DEVICES: Final = {"desktop": (1280, 900), "phone": (390, 844)}
 OVERVIEW_S: Final = 75  # until the rates of the overview have a shape
 ANNA, SHOP, LEO = Key("anna", "anna-secret"), Key("shop", "shop-secret"), Key("leo", "leo-secret")
@@ -160,8 +160,10 @@ class Shop:
         time.sleep(1.5)  # until they have expired
         assert not self.client.receive("invoices", "archive", wait_s=1)
 
-    def operate(self) -> int:
-        """Change something as each of the operators; return the number of a running job."""
+    def operate(self) -> tuple[int, int]:
+        """Change something as each of the operators; return the numbers of two running jobs, of dead letters and of
+        pending messages.
+        """
         with self.operator(LEO, "the price list is wrong") as leo:
             leo.set_topic("prices", is_paused=True)
         with self.operator(LEO, "the gateway answers again") as leo:
@@ -176,11 +178,17 @@ class Shop:
             anna.set_quota("key", "shop", "sends_per_s", 2_000)
             anna.set_topic("payments", max_pending=50_000)
             anna.set_group("mailer", deliver_rate=200)
+            anna.start_audit()
         with self.operator(LEO, "the mailbox was created") as leo:
             leo.start_job(wire.REDRIVE, "mailer", wire.DeadFilter(topics=["emails"]))
         with self.operator(LEO, "the gateway answers again") as leo:
             job = leo.start_job(wire.REDRIVE, "billing", wire.DeadFilter(reasons=["EXHAUSTED"]), rate_per_s=0.1)
-        return int(job.job_id)
+        with self.operator(ANNA, "the mail server is down until noon") as anna:
+            change = wire.StartMessageJobRequest(
+                topic="emails", query="tag:web", delay_by_ms=60 * MINUTE_MS, rate_per_s=0.2
+            )
+            moved = anna.start_message_job(change).job
+        return int(job.job_id), int(moved.job_id)
 
     def _fail(self, admin: AdminClient, failing: Failing) -> None:
         """Send messages, and report a failure of each of their attempts."""
@@ -313,7 +321,7 @@ new MutationObserver(changes => changes.forEach(each => each.addedNodes.forEach(
 """
 
 
-def screens(shop: Shop, job_id: int) -> dict[str, str]:
+def screens(shop: Shop, job_id: int, moved_id: int) -> dict[str, str]:
     """Return the path of each screen by the name of its picture."""
     with shop.operator(ANNA) as admin:
         letter = admin.dead_letters("billing", wire.DeadFilter(), limit=1).letters[0]
@@ -323,6 +331,8 @@ def screens(shop: Shop, job_id: int) -> dict[str, str]:
         "messages": "messages?topic=orders&q=state:waiting",
         "message": f"message?topic=orders&id={failed.message_id}",
         "story": f"story?topic=orders&id={failed.message_id}",
+        "change": "bulk-change?topic=emails&q=tag:app&change=move&value=%2B1h",
+        "change-job": f"message-job?id={moved_id}",
         "retries": "retries?group=billing",
         "dead-letters": "dead?group=billing",
         "dead-letter": f"letter?group=billing&id={letter.message_id}",
@@ -369,9 +379,9 @@ def main(folder: Path | None) -> None:
             with shop.traffic():
                 for page in pictures.windows.values():  # open while the rates arrive
                     page.wait_for_timeout(OVERVIEW_S * 1000 / len(pictures.windows))
-                job_id = shop.operate()
+                jobs = shop.operate()
                 pictures.take("overview", "")
-                for name, path in screens(shop, job_id).items():
+                for name, path in screens(shop, *jobs).items():
                     pictures.take(name, path)
             for page in pictures.windows.values():
                 page.context.close()
