@@ -18,6 +18,7 @@ from playwright.sync_api import Locator, Page, expect
 from support.clients.wire_client import WireClient
 from support.effort import at_length
 from support.rigs.acl import Key, write_acl
+from support.rigs.audits import await_process
 from support.rigs.consoles import Open, console, fill, message_id
 from support.rigs.daemon import Daemon, run_command
 
@@ -244,6 +245,8 @@ def test_an_audit_is_started_by_an_operator(keyed: Keyed, opened: Open) -> None:
     form.get_by_label("Reason").fill("before the release")
     form.get_by_role("button", name="Run an audit").click()
     expect(page.get_by_text("Last audit started here")).to_be_visible(timeout=PATIENCE_MS)
+    with keyed.client() as client:
+        await_process(client)
     expect(page.get_by_role("link", name="Show its report")).to_be_visible(timeout=4 * PATIENCE_MS)
     page.get_by_role("link", name="Show its report").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("No message is missing")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
-from support.rigs.brokers import PATIENCE_S
+from support.rigs.audits import await_process, is_running, process_of, until
 from support.rigs.consoles import fill
 from support.rigs.daemon import Daemon
 
@@ -22,17 +21,6 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient, CallRefused
 from dmq.recovery.audits.runs import LOG, AuditRuns
 from dmq.recovery.backups.snapshots import Snapshots
-
-CLOCK = SystemClock()
-
-
-def until(holds: Callable[[], Any], patience_s: float = 3 * PATIENCE_S) -> Any:  # noqa: ANN401 - what it returns
-    """Return the first true answer."""
-    until_s = CLOCK.monotonic_s() + patience_s
-    while not (found := holds()):
-        assert CLOCK.monotonic_s() < until_s
-        threading.Event().wait(0.05)
-    return found
 
 
 @pytest.fixture
@@ -47,38 +35,20 @@ def run_of(client: AdminClient) -> wire.AuditRun:
     return client.audit().run
 
 
-def process_of(folder: str) -> int:
-    """Return the pid of the process that audits into a folder and is bound to its parent, 0 if there is none."""
-    for each in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = each.read_bytes().split(b"\0")
-            is_bound = (each.parent / "oom_score_adj").read_text(encoding="ascii").strip() == "1000"
-        except OSError:
-            continue
-        if folder.encode() in words and is_bound:
-            return int(each.parent.name)
-    return 0
-
-
 def held_audit(client: AdminClient) -> int:
     """Start an audit and stop its process before its end; return its pid."""
     while True:
-        run = client.start_audit()
-
-        def pid_or_end(run: wire.AuditRun = run) -> int:
-            return process_of(run.folder) or (run_of(client).state != wire.AuditRun.RUNNING and -1)
-
-        pid: int = until(pid_or_end)
-        if pid > 0:
+        client.start_audit()
+        if pid := await_process(client):
             os.kill(pid, signal.SIGSTOP)
-            if run_of(client).state == wire.AuditRun.RUNNING:
+            if is_running(client):
                 return pid
-        until(lambda: run_of(client).state != wire.AuditRun.RUNNING)  # it was too fast: another one
+        until(lambda: not is_running(client))  # it was too fast: another one
 
 
 @pytest.mark.integration
 def test_an_audit_runs_beside_the_daemon_and_ends_with_it(daemon: Daemon) -> None:
-    """One at a time, at the lowest priority; a kill of the daemon ends it, and its outcome is then unknown; a new one
+    """One at a time; a kill of the daemon ends it, and its outcome is then unknown; a new one
     has a report, and an earlier report stays until there is another.
     """
     with AdminClient(daemon.address) as client:
@@ -86,7 +56,6 @@ def test_an_audit_runs_beside_the_daemon_and_ends_with_it(daemon: Daemon) -> Non
         pid = held_audit(client)
         with pytest.raises(CallRefused, match="an audit is running since"):
             client.start_audit()
-        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
         before = run_of(client)
     daemon.kill()
     until(lambda: not Path(f"/proc/{pid}").exists())
@@ -99,7 +68,8 @@ def test_an_audit_runs_beside_the_daemon_and_ends_with_it(daemon: Daemon) -> Non
             before.folder,
         )
         client.start_audit()
-        until(lambda: run_of(client).state != wire.AuditRun.RUNNING)
+        await_process(client)
+        until(lambda: not is_running(client))
         done = client.audit()
         assert (done.run.state, done.run.exit_code, done.report.verdict) == (wire.AuditRun.DONE, 0, "clean"), done
         assert (done.report.folder, done.report.has_page) == (done.run.folder, True)
@@ -117,7 +87,7 @@ def test_an_audit_that_fails_is_named(daemon: Daemon) -> None:
     """With its exit code and its last line, also after a restart."""
     with AdminClient(daemon.address) as client:
         os.kill(held_audit(client), signal.SIGKILL)
-        until(lambda: run_of(client).state != wire.AuditRun.RUNNING)
+        until(lambda: not is_running(client))
         failed = run_of(client)
     assert (failed.state, failed.exit_code) == (wire.AuditRun.FAILED, -signal.SIGKILL)
     daemon.kill()
@@ -132,7 +102,7 @@ def test_an_audit_that_fails_is_named(daemon: Daemon) -> None:
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it; nothing is started."""
     monkeypatch.setattr(extras, "is_installed", lambda module: module != "duckdb")
-    runs = AuditRuns(tmp_path / "audits", tmp_path, cast("Snapshots", object()), CLOCK)
+    runs = AuditRuns(tmp_path / "audits", tmp_path, cast("Snapshots", object()), SystemClock())
     with pytest.raises(
         Refused, match=r"an audit needs duckdb, which is missing: pip install 'rock-dmq\[audit-local\]'"
     ):
