@@ -10,6 +10,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ log = structlog.get_logger("dmq.daemon")
 
 LOG: Final = "run.log"
 VERDICTS: Final = frozenset({0, 10, 20, 30, 40})  # exit codes of an audit with a report
+FINDINGS_MAX: Final = 10_000  # listed; all are counted
 _PREFIX: Final = "run-"
 _EXIT_CODE: Final = "exit_code"  # file of an audit without a report
 _TAIL_BYTES: Final = 2_048
@@ -62,12 +64,23 @@ class AuditRun:
 class AuditRuns:
     """The audits of one daemon. Belongs to the event loop; another thread waits for the process."""
 
-    def __init__(self, folder: Path, trail: Path | None, snapshots: Snapshots | None, clock: Clock) -> None:
-        """``trail`` and ``snapshots`` are None if the trail is off. Each audit begins with a snapshot."""
+    def __init__(
+        self,
+        folder: Path,
+        trail: Path | None,
+        snapshots: Snapshots | None,
+        clock: Clock,
+        is_disk_low: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """``trail`` and ``snapshots`` are None if the trail is off. Each audit begins with a snapshot.
+
+        While ``is_disk_low`` returns True none is started: a report would take space that sends need.
+        """
         self.folder = folder.absolute()
         self._trail = trail.absolute() if trail is not None else None
         self._clock = clock
         self._snapshots = snapshots
+        self._is_disk_low = is_disk_low
         self.last = _last_of(self.folder)
         self._task: asyncio.Task[None] | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,6 +97,8 @@ class AuditRuns:
         if self.last is not None and self.last.state == "RUNNING":
             since = format_time(self.last.started_at_ms)
             raise Refused(Rule.REQUEST, f"an audit is running since {since}: its report will be the next one")
+        if self._is_disk_low():
+            raise BrokerUnavailable("no audit is started while the disk is almost full: free some space")
         now_ms = self._clock.now_ms()
         before, run = self.last, AuditRun(folder=self.folder / f"{_PREFIX}{now_ms}", started_at_ms=now_ms)
         self.last = run
@@ -129,7 +144,8 @@ class AuditRuns:
     def _judge(self, run: AuditRun, trail: Path) -> None:
         """Run the process and note its end. The system kills it when this thread ends."""
         threads = max(1, len(os.sched_getaffinity(0)) // 2)
-        options = ("--engine", "duckdb", "--threads", threads, "--trail", trail, "--out", run.folder)
+        limits = ("--threads", threads, "--findings-max", FINDINGS_MAX)
+        options = ("--engine", "duckdb", *limits, "--trail", trail, "--out", run.folder)
         command = background("dmq.recovery.audits.process", os.getpid(), "run", *options)
         code = 1
         with suppress(OSError), (run.folder / LOG).open("wb") as output:

@@ -14,7 +14,7 @@ from support.rigs.audits import await_process, is_running, process_of, until
 from support.rigs.consoles import fill
 from support.rigs.daemon import Daemon
 
-from broker_adapter.contracts.errors import Refused
+from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from broker_adapter.runtime import extras
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
@@ -96,6 +96,16 @@ def test_an_audit_that_fails_is_named(daemon: Daemon) -> None:
     with AdminClient(daemon.address) as client:
         found = run_of(client)
     assert (found.state, found.exit_code, found.progress) == (wire.AuditRun.FAILED, -9, "MemoryError: [31mout")
+
+
+@pytest.mark.unit
+def test_no_audit_is_started_on_a_full_disk(tmp_path: Path) -> None:
+    """Its report would take space that sends need."""
+    snapshots = cast("Snapshots", object())
+    runs = AuditRuns(tmp_path / "audits", tmp_path, snapshots, SystemClock(), is_disk_low=lambda: True)
+    with pytest.raises(BrokerUnavailable, match="disk is almost full"):
+        asyncio.run(runs.start())
+    assert not (tmp_path / "audits").exists()
 
 
 @pytest.mark.unit
