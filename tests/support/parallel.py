@@ -26,6 +26,7 @@ _LONGEST = (
     "tests/dmq/console/test_app_in_browser.py",
     "tests/dmq/console/test_app_operators_in_browser.py",
     "tests/dmq/daemon/test_replica_takeover.py",
+    "tests/system/test_alerts.py",
     "tests/system/test_clock_steps.py",
     "tests/dmq/console/test_app_messages_in_browser.py",
     "tests/dmq/runtime/test_compiled.py",

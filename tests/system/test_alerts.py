@@ -240,19 +240,21 @@ def test_failed_messages_before_their_next_attempt(shop: Shop) -> None:
     follow("DmqRetriesPileUp", "retry to-dead GROUP --topic T", shop.daemon, "--yes", GROUP=group, T=topic)
 
 
-def test_dead_letters_and_a_webhook_without_a_receiver(shop: Shop) -> None:
-    """A message fails for good, and the notification of it fails again and again."""
-    topic, group, failed = "coins", "minting", 'dmq_notifications_failed_total{kind="dead_letter"}'
-    shop.client.receive(topic, group)
-    send(shop.client, a_message(topic, "D0"))
+@pytest.fixture(scope="module")
+def dead_letter(shop: Shop) -> tuple[Scrape, Scrape]:
+    """Make a message a dead letter; the scrapes are from before and after it."""
+    shop.client.receive("coins", "minting")
+    send(shop.client, a_message("coins", "D0"))
     before = shop.scrape()
-    give_up(shop.client, topic, group)
-    assert_fires("DmqDeadLetters", before, shop.scrape(), lasts_s=300)
-    assert group in follow("DmqDeadLetters", "dead groups", shop.daemon)
-    assert "D0" in follow("DmqDeadLetters", "dead ls GROUP --by-error", shop.daemon, GROUP=group)
-    attempts = [shop.scrape_until(failed, number) for number in range(1, 4)]
-    assert_fires("DmqNotificationsFail", before, *attempts, lasts_s=300)
-    assert "not delivered" in follow("DmqNotificationsFail", "status", shop.daemon)
+    give_up(shop.client, "coins", "minting")
+    return before, shop.scrape()
+
+
+def test_dead_letters(shop: Shop, dead_letter: tuple[Scrape, Scrape]) -> None:
+    """A consumer gives a message up."""
+    assert_fires("DmqDeadLetters", *dead_letter, lasts_s=300)
+    assert "minting" in follow("DmqDeadLetters", "dead groups", shop.daemon)
+    assert "D0" in follow("DmqDeadLetters", "dead ls GROUP --by-error", shop.daemon, GROUP="minting")
 
 
 def test_messages_past_their_retention(shop: Shop) -> None:
@@ -326,6 +328,14 @@ def test_a_clock_step_and_a_failed_backup(shop: Shop) -> None:
     shop.daemon.wait_for("backup_failed", timeout_s=PATIENCE_S)
     assert_fires("DmqBackupOld", before, shop.scrape(), lasts_s=3 * 86400)
     assert "FAILED" in dmq("status", at=shop.daemon)
+
+
+def test_a_webhook_without_a_receiver(shop: Shop, dead_letter: tuple[Scrape, Scrape]) -> None:
+    """The notification of the dead letter fails three times: at once, after 5 and after 15 seconds."""
+    before, _ = dead_letter
+    after = shop.scrape_until('dmq_notifications_failed_total{kind="dead_letter"}', 3)
+    assert_fires("DmqNotificationsFail", before, after)
+    assert "not delivered" in follow("DmqNotificationsFail", "status", shop.daemon)
 
 
 def test_a_front_that_ends_repeatedly(shop: Shop) -> None:
