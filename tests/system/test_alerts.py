@@ -40,7 +40,7 @@ from support.rigs.webhooks import secret_file
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(600)]  # bases and backups need processes of their own
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 120.0
 MIB = 1024 * 1024

@@ -30,7 +30,7 @@ from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.metrics.registry import Metrics
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # the base of a copy needs processes of its own
 BOARD = json.loads((RULES.parents[1] / "grafana" / "rock-dmq.json").read_text(encoding="utf-8"))
 PANELS = [each for each in BOARD["panels"] if each["type"] != "row"]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
