@@ -16,7 +16,7 @@ import structlog
 from dmq.http2.admission import Admit, admit_all
 from dmq.http2.backpressure import Backpressure
 from dmq.http2.bounds import Accounts, ShareOf, Shares, address_of
-from dmq.http2.doors import AdmissionPlace, ConnectionAdmission
+from dmq.http2.connection_admission import AdmissionPlace, ConnectionAdmission
 from dmq.http2.limits import Limits
 from dmq.http2.listener import SocketListener
 from dmq.http2.methods import Method, Methods
@@ -91,7 +91,7 @@ class Http2Server:
         self.slices = InputSlices()
         self.turns = Backpressure(is_busy, is_full)
         self._clients: dict[ClientProtocol, None] = {}  # the newest last
-        self._doors = ConnectionAdmission(self.limits, self._clients.keys)
+        self._connection_admission = ConnectionAdmission(self.limits, self._clients.keys)
         self._opened = self._refused = 0
         self._watched_s = math.inf  # the deadline of the timer
         self._alarm: asyncio.TimerHandle | None = None
@@ -185,7 +185,7 @@ class Http2Server:
 
     def joined(self, client: ClientProtocol) -> AdmissionPlace:
         """Register a client, and return the decision about its admission."""
-        place, victim = self._doors.admit(client, self.monotonic_s())
+        place, victim = self._connection_admission.admit(client, self.monotonic_s())
         if place is AdmissionPlace.NOWHERE:
             self._refused += 1
             self._on_left(client.address)
@@ -199,7 +199,7 @@ class Http2Server:
     def left(self, client: ClientProtocol) -> None:
         """Remove a disconnected client."""
         del self._clients[client]
-        self._doors.left(client)
+        self._connection_admission.left(client)
         self.turns.left(client)
         self._on_left(client.address)
         if not self._clients:

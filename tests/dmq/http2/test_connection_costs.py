@@ -9,7 +9,7 @@ from support.forges import http2_attacks as attacks
 
 from dmq.http2 import frames
 from dmq.http2.bounds import Shares
-from dmq.http2.doors import AdmissionPlace, ConnectionAdmission, ConnectionUse
+from dmq.http2.connection_admission import AdmissionPlace, ConnectionAdmission, ConnectionUse
 from dmq.http2.errors import Code, HpackFault
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.hpack import NAME_BYTES_MAX, value_of
