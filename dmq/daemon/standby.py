@@ -32,13 +32,13 @@ from dmq.http2 import (
     Http2Server,
     Method,
     RequestHeaders,
+    SocketListener,
     Status,
     Streaming,
     Unary,
     address_of,
     no_certificate_fault,
 )
-from dmq.http2.listener import SocketListener
 from dmq.metrics.registry import Metrics, MetricsServer, start_http
 from dmq.rocketmq_server.calls.methods import METHODS
 from dmq.rocketmq_server.rpc import health

@@ -19,7 +19,7 @@ from dmq.config.settings import CONSOLE_DEFAULT, DaemonConfig
 from dmq.config.units import Address, is_loopback
 from dmq.daemon.files import certificate_files
 from dmq.errors import AddressInUse
-from dmq.http2.listener import open_sockets
+from dmq.http2 import open_sockets
 from dmq.processes.child import Child
 from dmq.runtime.web_settings import CertificateFiles, WebSettings
 

@@ -20,10 +20,12 @@ __path__ = compiled_first(_sources)  # before any module of the package is impor
 is_compiled: Final = __path__ != _sources
 
 from dmq.http2.admission import Admission, Admit
-from dmq.http2.bounds import LOOPBACK, Account, address_of
+from dmq.http2.bounds import LOOPBACK, SHARES, Account, Accounts, Allowance, address_of
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits, Rate
+from dmq.http2.listener import SocketListener, open_sockets
+from dmq.http2.messages import SMALL_BYTES
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Http2Server, ServerFigures
@@ -31,9 +33,13 @@ from dmq.http2.tls import CertificateFault, make_context, no_certificate_fault
 
 __all__ = [
     "LOOPBACK",
+    "SHARES",
+    "SMALL_BYTES",
     "Account",
+    "Accounts",
     "Admission",
     "Admit",
+    "Allowance",
     "Bidirectional",
     "CallEnded",
     "CertificateFault",
@@ -44,6 +50,7 @@ __all__ = [
     "Rate",
     "RequestHeaders",
     "ServerFigures",
+    "SocketListener",
     "Status",
     "Streaming",
     "Unary",
@@ -51,4 +58,5 @@ __all__ = [
     "is_compiled",
     "make_context",
     "no_certificate_fault",
+    "open_sockets",
 ]

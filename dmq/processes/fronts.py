@@ -19,9 +19,7 @@ import structlog
 from broker_adapter.runtime.clock import Clock
 from dmq.acl.quotas import Holder, Quota
 from dmq.errors import DmqError
-from dmq.http2 import address_of
-from dmq.http2.bounds import Accounts
-from dmq.http2.listener import SocketListener
+from dmq.http2 import Accounts, SocketListener, address_of
 from dmq.metrics.registry import CallsMetric
 from dmq.metrics.usage import ProcessStatus, front_name, store_process
 from dmq.processes import frames, passing

@@ -16,7 +16,7 @@ from broker_adapter.contracts.deferred import Deferred
 from broker_adapter.contracts.errors import BrokerError, Overloaded
 from broker_adapter.contracts.message import Envelope, SendReceipt
 from broker_adapter.runtime.clock import Clock
-from dmq.http2.bounds import Accounts
+from dmq.http2 import Accounts
 from dmq.processes import frames
 from dmq.processes.clocks import NEAR_MS, wall_less_boot_ms
 from dmq.processes.link import Link

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 import structlog
 
-from dmq.http2 import Account, Admission, Bidirectional, CallEnded, RequestHeaders, Status, Unary
-from dmq.http2.bounds import Accounts
-from dmq.http2.messages import SMALL_BYTES
+from dmq.http2 import SMALL_BYTES, Account, Accounts, Admission, Bidirectional, CallEnded, RequestHeaders, Status, Unary
 from dmq.processes import frames
 from dmq.processes.link import Link
 from dmq.rocketmq_server.transport.http2_server import Port

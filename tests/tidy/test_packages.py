@@ -29,7 +29,6 @@ OPEN = frozenset(
         "dmq.cli.output",
         "dmq.cli.session",
         "dmq.config",
-        "dmq.http2",
         "dmq.metrics",
         "dmq.processes",
         "dmq.producer_store.directories",

@@ -45,7 +45,7 @@ def listening(
         if certificate is None:
             raise refused(f"it is required beyond this host{hint}", "--certificate")
         _require_keys(target, timeout_s, hint)
-    from dmq.http2.listener import open_sockets
+    from dmq.http2 import open_sockets
     from dmq.runtime.web_settings import CertificateFiles
 
     try:

@@ -13,8 +13,7 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import full_name
 from dmq.acl.gate import holders_of
 from dmq.acl.quotas import Quota, Quotas
-from dmq.http2 import Rate
-from dmq.http2.bounds import Allowance
+from dmq.http2 import Allowance, Rate
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import validate
 from dmq.rocketmq_server.codec.codes import OK_STATUS

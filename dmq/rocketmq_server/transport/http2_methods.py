@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.acl.quotas import QuotaBounds
-from dmq.http2 import Bidirectional, CallEnded, Limits, Method, RequestHeaders, Status, Streaming, Unary
-from dmq.http2.bounds import SHARES
+from dmq.http2 import SHARES, Bidirectional, CallEnded, Limits, Method, RequestHeaders, Status, Streaming, Unary
 from dmq.rocketmq_server.calls.call import CLIENT_ID_HEADER, Call
 from dmq.rocketmq_server.calls.dispatch import Dispatcher, StreamEnded, StreamHandler, TelemetryHandler, UnaryHandler
 from dmq.rocketmq_server.calls.methods import METHODS
