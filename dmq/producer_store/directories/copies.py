@@ -17,10 +17,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from dmq.errors import StoreError, StoreLocked
-from dmq.store.files.cell import unusable
+from dmq.store.files.cell import lock_directory, unusable
 from dmq.store.schema.files import CELL_FILE, CLOSED_FILE
 
 LOCK_FILE = "ADOPT"  # exists since a process first opened a directory of the spool
@@ -37,7 +36,7 @@ def directories_of(root: Path) -> list[Path]:
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
     """Lock a directory within the context; ``StoreLocked`` names the process that holds it."""
-    lock = _lock(path)
+    lock = lock_directory(path)
     try:
         lock.seek(0)
         lock.truncate()
@@ -63,25 +62,10 @@ def choosing(root: Path) -> Iterator[None]:
 def holder(path: Path) -> str:
     """Return the pid of the process that uses a directory; empty if there is none."""
     try:
-        _lock(path).close()
+        lock_directory(path).close()
     except StoreLocked as error:
-        return str(error).rpartition(" ")[2]
+        return str(error).rpartition(" ")[2].rstrip(")")
     return ""
-
-
-def _lock(path: Path) -> IO[str]:
-    try:
-        lock = (path / "LOCK").open("a+")
-    except OSError as error:
-        raise unusable(path, error) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.seek(0)
-        pid = lock.read().strip() or "unknown"
-        lock.close()
-        raise StoreLocked(f"{path} is in use by pid {pid}") from error
-    return lock
 
 
 @contextmanager
@@ -94,7 +78,7 @@ def workplace(root: Path) -> Iterator[Path]:
     part = root / f".{path.name}"  # another name until it is locked: other commands remove unlocked ones
     try:
         part.mkdir()
-        lock = _lock(part)
+        lock = lock_directory(part)
         part.rename(path)
     except OSError as error:
         raise unusable(root, error) from error

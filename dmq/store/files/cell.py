@@ -240,9 +240,9 @@ def holder_of(path: Path) -> int | None:
     return None
 
 
-def _take_lock(path: Path) -> IO[str]:
+def lock_directory(path: Path) -> IO[str]:
+    """Lock a directory until the returned file is closed; ``StoreLocked`` ends with the pid of the holder."""
     try:
-        make_directory(path, 0o700)
         lock = (path / "LOCK").open("a+")
     except OSError as error:
         raise unusable(path, error) from error
@@ -253,6 +253,15 @@ def _take_lock(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StoreLocked(f"{path} is in use by another process (pid {holder})") from error
+    return lock
+
+
+def _take_lock(path: Path) -> IO[str]:
+    try:
+        make_directory(path, 0o700)
+    except OSError as error:
+        raise unusable(path, error) from error
+    lock = lock_directory(path)
     with suppress(OSError):  # on a full disk: the pid is only information, the lock itself is held
         os.ftruncate(lock.fileno(), 0)
         os.write(lock.fileno(), f"{os.getpid()}\n".encode())

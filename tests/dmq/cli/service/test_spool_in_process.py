@@ -113,7 +113,7 @@ def test_a_live_spool_is_looked_at_whole(tmp_path: Path, producer: subprocess.Po
         assert producer.poll() is None
         refused = dmq("salvage", found["directory"], "--root", root, "--yes")
     assert (refused.returncode, refused.stdout) == (6, "")
-    assert refused.stderr.endswith(f"is in use by pid {producer.pid}\n")
+    assert refused.stderr.endswith(f"is in use by another process (pid {producer.pid})\n")
     assert not list((tmp_path / "spool").glob(".work-*"))
 
 
