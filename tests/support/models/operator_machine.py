@@ -554,6 +554,11 @@ class OperatorRules(RuleBasedStateMachine):
         change = IndexChange((), ("color",)) if is_indexed else IndexChange(("color",))
         self.operate(self.rig.broker.operator.set_topic(topic, index=change), pick if dies else None)
 
+    @rule()
+    def build_indexes(self) -> None:
+        """Add the rows of earlier messages to all indexes."""
+        self.run(self.rig.broker.index_builds.build())
+
     def operate(self, work: Coroutine[object, object, _T], breaks_at: int | None) -> _T | None:
         """Do what an operator orders; or let the process die in one of its first commits, and start it again."""
         if breaks_at is not None:
