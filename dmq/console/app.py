@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
-from urllib.parse import parse_qs, quote, urlencode, urlsplit
+from urllib.parse import parse_qs, quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
@@ -32,6 +32,7 @@ from dmq.console.sessions import IDLE_S_MAX, BrowserSession, BrowserSessions, Co
 from dmq.console.views import FORMS, MENU, SCREENS, Form, Screen, Values
 from dmq.errors import DmqError
 from dmq.runtime.guess_limit import GuessLimit, GuessRate
+from dmq.runtime.hosts import host_of
 
 FORM_BYTES_MAX: Final = 64 * 1024
 FORM_S_MAX: Final = 30.0  # until it was received
@@ -107,6 +108,7 @@ class Console:
         ]
         missing = {404: partial(self._missing, 404), 405: partial(self._missing, 405)}
         app = Starlette(routes=[*screens, *forms, *others], exception_handlers=missing)
+        app.router.redirect_slashes = False  # the address would have the host name of the request
         return _Guard(app, any_host=self._settings.requires_sign_in)
 
     # -- pages --------------------------------------------------------------------------------------------------------
@@ -187,11 +189,11 @@ class Console:
 
     async def _screen_events(self, request: Request) -> Response:
         """Send the part of the page at the address ``at`` again and again."""
-        at = urlsplit(request.query_params.get("at", ""))
-        screen = next((each for each in SCREENS if each.is_live and each.path == at.path), None)
+        path, _, query_text = request.query_params.get("at", "").partition("?")
+        screen = next((each for each in SCREENS if each.is_live and each.path == path), None)
         if screen is None:
             return Response("no such live page", 404)
-        query = QueryParams(at.query)
+        query = QueryParams(query_text)
         return self._events(request, lambda session: ScreenFeed(partial(self._part, screen, query, session)))
 
     def _part(self, screen: Screen, query: Mapping[str, str], session: BrowserSession) -> str:
@@ -365,7 +367,7 @@ _WRONG_HOST: Final = Response("this console is reachable by a loopback address o
 
 
 def _is_own_host(host: bytes) -> bool:
-    return is_loopback(urlsplit(f"//{host.decode('latin-1')}").hostname or "")
+    return is_loopback(host_of(host.decode("latin-1")) or "")
 
 
 async def _fields(request: Request) -> dict[str, str]:

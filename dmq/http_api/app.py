@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import structlog
 from pydantic import ValidationError
@@ -33,13 +31,13 @@ from dmq.http_api.problems import Problem, of_rule, pointer
 from dmq.http_api.routes import ROUTES, ApiRoute, Given
 from dmq.http_api.sending import KINDS
 from dmq.runtime.guess_limit import CALLS, GuessLimit
+from dmq.runtime.hosts import host_of, is_origin_of
 
 BODY_BYTES_MAX: Final = 16 * 2**20  # of one request
 BODIES_BYTES_MAX: Final = 64 * 2**20  # of all requests that are being received or answered
 RECEIVE_S_MAX: Final = 30.0
 UNCHECKED_BYTES_MAX: Final = 64 * 1024  # of a body that is read before the daemon has checked the access key
 _LOOK_AGAIN_S: Final = 5.0  # whether the daemon has access keys
-_HOST: Final = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]*))(?::[0-9]{1,5})?", re.ASCII)
 _ERRORS_MAX: Final = 20
 _JSON: Final = "application/json"
 _HEADERS: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -155,12 +153,10 @@ class HttpApi:
 
         It has no access key, but may send any text as one, so a key counts only if the daemon checks keys.
         """
-        found = _HOST.fullmatch(request.headers.get("host", ""))
-        if found is None:
+        host = host_of(request.headers.get("host", ""))
+        if host is None:
             raise Problem(400, "the header Host is invalid")
-        if not _is_own_name(found[1] or found[2]) and not (
-            request.headers.get("authorization") and await self._checks_keys()
-        ):
+        if not _is_own_name(host) and not (request.headers.get("authorization") and await self._checks_keys()):
             raise Problem(421, "without an access key, the host is an IP address or localhost")
 
     async def _checks_keys(self) -> bool:
@@ -230,7 +226,7 @@ def _is_own_name(host: str) -> bool:
 def _check_origin(request: Request) -> None:
     """Refuse the request of a page of another site. No answer allows such pages, so that a browser asks first."""
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+    if origin is not None and not is_origin_of(origin, request.headers.get("host", "")):
         raise Problem(403, "the request was sent by a page of another site")
 
 

@@ -116,11 +116,20 @@ def test_an_invalid_change_is_explained(
     assert (answer.status, text in answer.text) == (status, True), answer.text
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:80", "10.0.0.1", "", "[::1", "attacker.example@127.0.0.1"]
+)
 def test_another_host_name_is_refused(site: Site, host: str) -> None:
     """A name of another site that resolves to this host reads nothing."""
     answer = ask(site.url, "GET", "/topics", host=host)
     assert (answer.status, "orders" in answer.text) == (421, False)
+
+
+def test_no_address_leads_to_another_host(site: Site) -> None:
+    """A slash too many is an unknown page; a live page is named by its path alone."""
+    answer = ask(site.url, "GET", "/topics/")
+    assert (answer.status, "location" in answer.headers) == (404, False)
+    assert ask(site.url, "GET", "/events/screen?at=//[").status == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/topics", "/nothing", "/static/console.js", "/static/nothing", "/redrive"])

@@ -73,6 +73,7 @@ def test_a_daemon_with_keys_is_served_under_any_name(guarded: Api) -> None:
         ("localhost:80@attacker.example", "400"),
         ("attacker.example@127.0.0.1", "400"),
         ("a b", "400"),
+        ("[::1", "400"),
         ("127.0.0.1:port", "400"),
         ("127.0.0.1\xff", "400"),
         ("attacker.example/127.0.0.1", "400"),
@@ -85,7 +86,7 @@ def test_a_host_is_an_address_or_a_name_of_this_host(api: Api, host: str, status
 
 def test_a_page_of_another_site_is_refused(api: Api) -> None:
     """Even with the media type that a browser asks for first; the question itself gets no permission."""
-    for origin in ("http://attacker.example", "null", "http://127.0.0.1:1"):
+    for origin in ("http://attacker.example", "null", "http://127.0.0.1:1", "http://[::1", ""):
         problem_of(api.send("POST", _MESSAGES, b'{"body": "x"}', {**_JSON, "origin": origin}), 403)
         problem_of(api.send("DELETE", "/v1/topics/orders", None, {"origin": origin}), 403)
         asked = {"origin": origin, "access-control-request-method": "POST"}
