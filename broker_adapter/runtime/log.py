@@ -7,9 +7,19 @@ line goes to stdout, the default of structlog.
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from typing import Any
 
 import structlog
+
+_fields_of = structlog.processors.KeyValueRenderer(key_order=["event"])
+
+
+def _line(logger: object, method: str, fields: MutableMapping[str, Any]) -> str:
+    """Return one line with the fields, and the traceback below it in its own lines, as standard logging does."""
+    traceback = fields.pop("exception", "")
+    line = _fields_of(logger, method, fields)
+    return f"{line}\n{traceback}" if traceback else line
 
 
 class LibraryLog:
@@ -43,7 +53,7 @@ class LibraryLog:
             processors=[
                 structlog.stdlib.filter_by_level,
                 structlog.processors.format_exc_info,
-                structlog.processors.KeyValueRenderer(key_order=["event"]),
+                _line,
             ],
             wrapper_class=structlog.stdlib.BoundLogger,
             context_class=dict,

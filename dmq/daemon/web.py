@@ -48,7 +48,8 @@ class _Kind(NamedTuple):
             return configured
         try:
             self.require()
-        except ExtraMissing:
+        except ExtraMissing as missing:
+            log.info("web_not_installed", setting=self.setting, reason=str(missing))
             return None
         return CONSOLE_DEFAULT
 

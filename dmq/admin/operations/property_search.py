@@ -90,9 +90,7 @@ async def rows_of(
     broker: EmbeddedBroker, topic: Topic, name: str, value: str, token: str, limit: int
 ) -> tuple[list[FoundRow], str]:
     """Return a page of the messages with a value of an indexed property, and the token of the next page."""
-    if name not in topic.index_properties:
-        known = ", ".join(topic.index_properties) or "none; 'dmq topic set --index-property' adds one"
-        raise Refused(Rule.REQUEST, "the property is not indexed in the topic", value=name, limit=known)
+    topic.check_indexed(name)
     if len(value.encode()) > PROPERTIES_BYTES_MAX:
         raise Refused(Rule.REQUEST, "the value is too long", limit=f"{PROPERTIES_BYTES_MAX} bytes")
     first, stop = value_range(topic.topic_id, name, value)

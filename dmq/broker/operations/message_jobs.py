@@ -177,9 +177,8 @@ class MessageJobs(BrokerPart):
         if job.deliver_at_ms:
             self._delayed.check_time(job.deliver_at_ms)
         name = job.filter.property.partition("=")[0]
-        if name and name not in topic.index_properties:
-            known = ", ".join(topic.index_properties) or "none; 'dmq topic set --index-property' adds one"
-            raise Refused(Rule.REQUEST, "the property is not indexed in the topic", value=name, limit=known)
+        if name:
+            topic.check_indexed(name)
         return replace(job, topic_id=topic.topic_id, created_at_ms=self._clock.now_ms())
 
     def _topic(self, job: MessageJob) -> Topic | None:

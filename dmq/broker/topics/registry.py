@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from broker_adapter.contracts.errors import Overloaded
+from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.limits import GROUPS_MAX, TOPICS_MAX
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, dead_letter_topic, retry_topic
@@ -69,6 +69,13 @@ class Topic(NamedTuple):
     def is_fifo(self) -> bool:
         """Whether all messages have a message group: by the topic's type, or because all messages so far had one."""
         return self.message_type is MessageType.FIFO or self.holds == GROUPED
+
+    def check_indexed(self, name: str) -> None:
+        """Raise ``Refused`` if a user property is not indexed."""
+        if name not in self.index_properties:
+            known = f"indexed are {', '.join(self.index_properties)}" if self.index_properties else "none is"
+            hint = f"'dmq topic set {self.name} --index-property {name}' adds it"
+            raise Refused(Rule.REQUEST, f"the property is not indexed in the topic ({known}); {hint}", value=name)
 
 
 class Group(NamedTuple):

@@ -223,7 +223,7 @@ def _policy_facts(group: wire.Group) -> list[tuple[str, str]]:
     return [
         ("policy", f"{attempts}, {'the default' if group.is_default_policy else 'set by an operator'}"),
         ("delay after", _delays(policy) + jitter),
-        ("order", f"{order}, {'set by an operator' if group.is_fifo_set else 'as its topics are'}"),
+        ("order", f"{order}, {'set by an operator' if group.is_fifo_set else 'by the type of its topics'}"),
         *_retries_facts(group),
     ]
 

@@ -200,7 +200,7 @@ def _totals(totals: wire.Totals) -> str:
 def _commits(commits: wire.Commits) -> str:
     if not commits.batches:
         return ""
-    volume = f"{commits.batches:,} of {commits.ops:,} operations, {format_size(commits.written_bytes)}"
+    volume = f"{commits.batches:,} with {commits.ops:,} operations, {format_size(commits.written_bytes)}"
     sync = f"sync p50 {out.about(commits.sync_p50_ms)} p99 {out.about(commits.sync_p99_ms)}"
     return f"{volume}; p99 {out.about(commits.commit_p99_ms)}, {sync}"
 
@@ -213,6 +213,6 @@ def _outbox(outbox: wire.Outbox) -> str:
 def _trail(outbox: wire.Outbox) -> str:
     if not outbox.trail:
         return "off"
-    lag = f", the oldest other event is {out.about(outbox.lag_ms)} old" if outbox.lag_ms else ""
+    lag = f", the oldest event after that is {out.about(outbox.lag_ms)} old" if outbox.lag_ms else ""
     stopped = f"STOPPED: {outbox.export_error}; " if outbox.export_error else ""
     return f"{stopped}{outbox.trail}, exported up to {outbox.exported_sequence:,}{lag}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Final
 from urllib.parse import urlencode
 
@@ -50,6 +51,7 @@ def messages(client: AdminClient, query: Query) -> Values:
         "change": query.get("change", "") if query.get("change", "") in _CHANGES else "",
         "outcomes": _outcomes_in(query),
         "jobs": [],
+        "has_pending": False,
         "command": command("msg", "ls", topic, *(["--query", text] if text else []))
         if topic
         else command("topic", "ls"),
@@ -61,6 +63,10 @@ def messages(client: AdminClient, query: Query) -> Values:
         return {**values, "problem": error.why, "caret": " " * (error.position - 1) + "^", "status_code": 400}
     if not topic:
         return values
+    if topic not in values["topics"]:
+        near = get_close_matches(topic, values["topics"], n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return {**values, "problem": f"There is no topic {topic}{hint}", "caret": "", "status_code": 404}
     found = list[wire.ListedMessage]()
     for _ in range(CALLS_PER_PAGE_MAX):
         request.limit = PAGE - len(found)
@@ -72,6 +78,7 @@ def messages(client: AdminClient, query: Query) -> Values:
     return {
         **values,
         "messages": [(each, "held" if each.is_held else word_of(each, "state")) for each in found],
+        "has_pending": any(each.state == wire.WAITING for each in found),
         "token": request.token,
         "now_ms": client.now_ms(),
         "jobs": jobs_of(client, topic, _JOBS_SHOWN) if not query.get("token", "") else [],

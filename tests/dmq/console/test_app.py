@@ -146,7 +146,9 @@ def test_each_response_has_the_policy(site: Site, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status", "text"),
     [
-        ("/messages?topic=nothing", 404, "nothing"),
+        ("/messages?topic=nothing", 404, "There is no topic nothing"),
+        ("/messages?topic=order", 404, "did you mean orders?"),
+        ("/message?topic=orders&id=nope", 200, "ended longer ago than is remembered"),
         ("/messages?topic=orders&q=state:lost", 400, "position 7: unknown state"),
         ("/messages?topic=orders&q=due-after:soon", 400, "not a time"),
         ("/bulk?group=billing&kind=drop", 400, "expected redrive or purge"),

@@ -12,6 +12,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 from support.rigs.daemon import START_S_MAX, Daemon, run_to_end
 
 from broker_adapter.runtime.clock import SystemClock
@@ -75,7 +76,7 @@ def test_a_configured_address_is_required(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_without_its_extra_an_automatic_console_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The daemon serves without it; a configured one is an error with the command that installs it."""
+    """The daemon serves without it, and logs the command that installs it; a configured one is an error."""
     monkeypatch.setitem(sys.modules, "jinja2", None)  # as if it were not installed
     require_web(DaemonConfig())
     with pytest.raises(ExtraMissing, match=r"rock-dmq\[console\]"):
@@ -87,7 +88,10 @@ def test_without_its_extra_an_automatic_console_is_off(monkeypatch: pytest.Monke
             await start_web(DaemonConfig(), 1, SystemClock(), stack)
             return [each for each in psutil.Process().children() if each not in before]
 
-    assert asyncio.run(started()) == []
+    with capture_logs() as logged:
+        assert asyncio.run(started()) == []
+    (told,) = [each for each in logged if each["event"] == "web_not_installed"]
+    assert (told["setting"], "pip install 'rock-dmq[console]'" in told["reason"]) == ("console", True)
 
 
 def page(url: str) -> str:

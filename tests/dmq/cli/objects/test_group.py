@@ -92,7 +92,7 @@ def test_a_group_for_people(daemon: LiveCell) -> None:
         "leased": "7",
         "policy": "17 attempts, the default",
         "delay after": LEVELS,
-        "order": "not kept, as its topics are",
+        "order": "not kept, by the type of its topics",
     }
     assert lag.splitlines() == [
         "TOPIC   UNREAD  OLDEST  IN FLIGHT  IN RETRY  DIED",

@@ -55,7 +55,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "its lateness  p50 2ms, p99 9ms, max 21ms",
         "inner topic   dmq_inner_topic, 7 taken, 1 unreadable; NOTHING TAKEN: away",
         "messages      accepted 10, delivered 9, acknowledged 8, leases expired 1",
-        "commits       5 of 50 operations, 4KiB; p99 2.5ms, sync p50 0.9ms p99 2.25ms",
+        "commits       5 with 50 operations, 4KiB; p99 2.5ms, sync p50 0.9ms p99 2.25ms",
         "disk          1GiB free, sends refused below 32MiB",
         "backups       last 2023-11-14T20:13:20.000Z (2h ago), 1GiB, /backup/dmq-1",
         "              FAILED 2023-11-14T22:13:19.000Z (1s ago): no room",
@@ -67,7 +67,7 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "bases         newest 2023-11-14T21:13:20.000Z (1h ago), 1GiB; verified 2023-11-14T20:13:20.000Z (2h ago)",
         "              FAILED: no room",
         "audit outbox  12 events, 2KiB of 1GiB",
-        "audit trail   somewhere/data/trail, exported up to 1,234, the oldest other event is 42s old",
+        "audit trail   somewhere/data/trail, exported up to 1,234, the oldest event after that is 42s old",
     ]
 
 
