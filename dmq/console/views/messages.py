@@ -48,6 +48,7 @@ def messages(client: AdminClient, query: Query) -> Values:
         "token": "",
         "now_ms": 0,
         "problem": "",
+        "caret": "",
         "change": query.get("change", "") if query.get("change", "") in _CHANGES else "",
         "outcomes": _outcomes_in(query),
         "jobs": [],
@@ -66,7 +67,7 @@ def messages(client: AdminClient, query: Query) -> Values:
     if topic not in values["topics"]:
         near = get_close_matches(topic, values["topics"], n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        return {**values, "problem": f"There is no topic {topic}{hint}", "caret": "", "status_code": 404}
+        return {**values, "problem": f"There is no topic {topic}{hint}", "status_code": 404}
     found = list[wire.ListedMessage]()
     for _ in range(CALLS_PER_PAGE_MAX):
         request.limit = PAGE - len(found)
