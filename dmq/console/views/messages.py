@@ -79,7 +79,8 @@ def messages(client: AdminClient, query: Query) -> Values:
     return {
         **values,
         "messages": [(each, "held" if each.is_held else word_of(each, "state")) for each in found],
-        "has_pending": any(each.state == wire.WAITING for each in found),
+        # All pages of a list have the same columns, so only a list of one page may be without the choice.
+        "has_pending": bool(request.token or query.get("token")) or any(each.state == wire.WAITING for each in found),
         "token": request.token,
         "now_ms": client.now_ms(),
         "jobs": jobs_of(client, topic, _JOBS_SHOWN) if not query.get("token", "") else [],
