@@ -33,7 +33,6 @@ OPEN = frozenset(
         "dmq.processes",
         "dmq.producer_store.directories",
         "dmq.producer_store.entries",
-        "dmq.recovery.audits",
         "dmq.recovery.check",
         "dmq.recovery.reading",
         "dmq.rocketmq_server.calls",
