@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from bench.rocketmq import RocketMQ, artifacts  # noqa: E402 - the path comes first
-from broker_adapter.remoting.codes import Operation  # noqa: E402
-from broker_adapter.remoting.frames import decode_frame  # noqa: E402
+from broker_adapter.remoting.protocol.codes import Operation  # noqa: E402
+from broker_adapter.remoting.protocol.frames import decode_frame  # noqa: E402
 
 FOLDER = ROOT / "tests" / "golden" / "remoting"
 TOPIC = "frames"

@@ -8,8 +8,8 @@
          +- Connection  matches answers with requests; a broken peer costs one error and a new connection
              +- frames  bytes of a frame, in both header encodings
 
-Pure modules: ``stored`` (message format of a broker), ``properties``, ``packing`` (compressed bodies), ``sending``,
-``pulling``, ``transactions``, ``bodies``, ``running``, ``routes``, ``ids``. A RocketMQ 5 proxy offers no read by
+Pure modules: ``protocol`` (frames, properties, ids, stored messages), ``sending``, ``pulling``, ``transactions``,
+``bodies``, ``running``, ``routes``. A RocketMQ 5 proxy offers no read by
 offset over gRPC. Importing this package loads neither gRPC nor protobuf.
 """
 
@@ -19,12 +19,12 @@ from broker_adapter.remoting.admin import RemotingAdmin
 from broker_adapter.remoting.broker import RemotingBroker
 from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
 from broker_adapter.remoting.client import Pull, Queue, RemotingClient
-from broker_adapter.remoting.codes import Operation, Result
-from broker_adapter.remoting.packing import Compression, unpack
-from broker_adapter.remoting.properties import DELIVER_AT_MS, SYSTEM_PROPERTIES
+from broker_adapter.remoting.protocol.codes import Operation, Result
+from broker_adapter.remoting.protocol.packing import Compression, unpack
+from broker_adapter.remoting.protocol.properties import DELIVER_AT_MS, SYSTEM_PROPERTIES
+from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, to_message
 from broker_adapter.remoting.reading import Reading
 from broker_adapter.remoting.routes import READABLE, WRITABLE, Part
-from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, to_message
 from broker_adapter.remoting.survey import (
     BrokerSeen,
     GroupPosition,

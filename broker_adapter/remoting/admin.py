@@ -19,14 +19,14 @@ from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import queue_of_name
 from broker_adapter.remoting.calls import CallingClient, number_of
-from broker_adapter.remoting.codes import Operation, Result
-from broker_adapter.remoting.frames import FrameBroken
-from broker_adapter.remoting.ids import decode_offset_id
-from broker_adapter.remoting.loose_json import decode_object, unreadable
+from broker_adapter.remoting.protocol.codes import Operation, Result
+from broker_adapter.remoting.protocol.frames import FrameBroken
+from broker_adapter.remoting.protocol.ids import decode_offset_id
+from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
+from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, decode_messages
 from broker_adapter.remoting.pulling import SQL, offset_fields
 from broker_adapter.remoting.routes import MASTER, ClusterInfo, Part, decode_cluster
 from broker_adapter.remoting.running import decode_running
-from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages
 
 _READ_WRITE = 6
 _KEYS_MAX = 64

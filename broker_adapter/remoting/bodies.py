@@ -9,7 +9,7 @@ from typing import Any
 from broker_adapter.contracts.classic import Filter, Presence
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import java_hash_code
-from broker_adapter.remoting.loose_json import decode_object, unreadable
+from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
 from broker_adapter.remoting.pulling import expression_type
 
 _ALL = "*"

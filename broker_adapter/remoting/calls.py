@@ -12,11 +12,11 @@ from types import TracebackType
 from typing import Self
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
-from broker_adapter.remoting.codes import Operation, Result, error_of
 from broker_adapter.remoting.connection import RemotingConnection, not_served
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.codes import Operation, Result, error_of
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.signature import signed
 from broker_adapter.remoting.routes import MASTER, Part, decode_route
-from broker_adapter.remoting.signature import signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

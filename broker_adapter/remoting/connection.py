@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from broker_adapter.contracts.errors import BrokerAway, BrokerUnavailable
-from broker_adapter.remoting.codes import Result
-from broker_adapter.remoting.frames import (
+from broker_adapter.remoting.protocol.codes import Result
+from broker_adapter.remoting.protocol.frames import (
     LENGTH_BYTES,
     FrameBroken,
     RemotingFrame,

@@ -10,10 +10,10 @@ from broker_adapter.contracts.message import Message
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import RETRY_PREFIX
 from broker_adapter.remoting.calls import number_of
-from broker_adapter.remoting.codes import Result
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
-from broker_adapter.remoting.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
-from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
+from broker_adapter.remoting.protocol.codes import Result
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
+from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
 
 # Result codes of successful pulls.
 PULLED = (Result.OK, Result.NOTHING_THERE, Result.NOTHING_MATCHED, Result.OFFSET_MOVED)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker_adapter.remoting.client import Queue, RemotingClient
-from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage
+from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage
 
 
 class Removed(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from broker_adapter.contracts.classic import Route
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.frames import FrameBroken
-from broker_adapter.remoting.loose_json import decode_object, unreadable
+from broker_adapter.remoting.protocol.frames import FrameBroken
+from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
 
 MASTER = 0  # number of the broker that accepts writes; slaves have other numbers
 READABLE, WRITABLE = 4, 2  # bits of perm

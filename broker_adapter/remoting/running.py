@@ -12,7 +12,7 @@ from typing import Any
 
 from broker_adapter.contracts.classic import Filter, HeldQueue, MemberState
 from broker_adapter.remoting.bodies import queue_of_name, subscription_body
-from broker_adapter.remoting.loose_json import decode_object, unreadable
+from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
 from broker_adapter.remoting.pulling import SQL
 
 _MIB = 1024 * 1024

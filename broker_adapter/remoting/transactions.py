@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from broker_adapter.contracts.classic import Decision, QueueReceipt, TransactionCheck
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
-from broker_adapter.remoting.ids import decode_offset_id
-from broker_adapter.remoting.properties import PRODUCER_GROUP
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.ids import decode_offset_id
+from broker_adapter.remoting.protocol.properties import PRODUCER_GROUP
+from broker_adapter.remoting.protocol.stored import StoredMessage, decode_messages
 from broker_adapter.remoting.pulling import received
-from broker_adapter.remoting.stored import StoredMessage, decode_messages
 
 _DECISIONS: Mapping[Decision, int] = {Decision.COMMIT: 8, Decision.ROLLBACK: 12, Decision.UNKNOWN: 0}  # bits of sysFlag
 

@@ -28,7 +28,7 @@ from broker_adapter.queue_client.balance.allocation import (
 )
 from broker_adapter.queue_client.balance.faults import RULES_5
 from broker_adapter.queue_client.balance.queue_choice import by_hash
-from broker_adapter.remoting.packing import Compression, pack
+from broker_adapter.remoting.protocol.packing import Compression, pack
 
 pytestmark = pytest.mark.cluster
 BROKERS = ("east@a", "east@b", "north@a", "west@b", "west@c@", "plain", "a@b@c", "@empty", "room@")

@@ -26,10 +26,10 @@ from broker_adapter.contracts.classic import (
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import Message
 from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions, reach
-from broker_adapter.remoting.codes import Operation, Result
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.codes import Operation, Result
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.stored import decode_messages
 from broker_adapter.remoting.running import decode_running
-from broker_adapter.remoting.stored import decode_messages
 
 pytestmark = pytest.mark.integration
 NOBODY = "127.0.0.1:1"

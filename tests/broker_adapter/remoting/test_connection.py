@@ -18,7 +18,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.remoting import RemotingClient, RemotingOptions
 from broker_adapter.remoting import client as remoting
 from broker_adapter.remoting.connection import RemotingConnection, not_served
-from broker_adapter.remoting.frames import RemotingFrame, decode_frame, encode_frame
+from broker_adapter.remoting.protocol.frames import RemotingFrame, decode_frame, encode_frame
 from dmq.rocketmq_server.transport.tls import self_signed
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,9 @@ import pytest
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Rule
 from broker_adapter.remoting.client import Queue, queues_of
-from broker_adapter.remoting.codes import error_of
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame, decode_frame
-from broker_adapter.remoting.signature import signed
+from broker_adapter.remoting.protocol.codes import error_of
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, decode_frame
+from broker_adapter.remoting.protocol.signature import signed
 
 ROUTE = decode_frame((Path(__file__).parents[2] / "golden" / "remoting" / "answer-route.bin").read_bytes()).body
 BARE = b'{"brokerDatas":[{"brokerAddrs":{0:"a:1",1:"b:1"},"brokerName":"x"}],"queueDatas":[%s]}'

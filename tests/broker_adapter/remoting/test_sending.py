@@ -14,10 +14,10 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.contracts.message import BodyEncoding, Message
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
-from broker_adapter.remoting.packing import Compression, unpack
-from broker_adapter.remoting.properties import decode_properties
+from broker_adapter.remoting.protocol.codes import Operation
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.packing import Compression, unpack
+from broker_adapter.remoting.protocol.properties import decode_properties
 from broker_adapter.remoting.sending import Send, decode_batch, encode_item, receipt_of, send_batch, send_one
 
 QUEUE = MessageQueue("t", "broker-a", 3)

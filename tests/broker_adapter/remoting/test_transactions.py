@@ -8,7 +8,7 @@ from support.forges.stored_messages import a_stored
 from broker_adapter.contracts.classic import Decision, QueueReceipt, SendStatus
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.transactions import check_of, end_fields
 
 RECEIPT = QueueReceipt(

@@ -14,7 +14,7 @@ from support.rigs.daemon import Daemon, free_port, run_command
 from support.rigs.front import front_of, status
 from support.rigs.remoting_peer import Peer, remoting_peer
 
-from broker_adapter.remoting.frames import RemotingFrame
+from broker_adapter.remoting.protocol.frames import RemotingFrame
 
 pytestmark = pytest.mark.integration
 PATIENCE_S = 30.0  # it is about ten seconds; more on a machine that stalls

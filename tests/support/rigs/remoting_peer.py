@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import RemotingFrame, decode_frame, encode_frame
-from broker_adapter.remoting.stored import decode_messages
+from broker_adapter.remoting.protocol.codes import Operation
+from broker_adapter.remoting.protocol.frames import RemotingFrame, decode_frame, encode_frame
+from broker_adapter.remoting.protocol.stored import decode_messages
 
 BROKER = "broker-a"
 

@@ -17,8 +17,8 @@ from typer.testing import Result
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import client as remoting
-from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import RemotingFrame
+from broker_adapter.remoting.protocol.codes import Operation
+from broker_adapter.remoting.protocol.frames import RemotingFrame
 from broker_adapter.wire.delay import DELAY_LEVEL, DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC
 from broker_adapter.wire.delay import TOPIC as REAL_TOPIC
 from dmq.admin.client.client import DaemonUnavailable

@@ -16,8 +16,8 @@ from support.rigs.remoting_peer import BROKER, HeldQueue, Peer, remoting_peer
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import RemotingOptions
 from broker_adapter.remoting import client as remoting
-from broker_adapter.remoting.codes import Operation
-from broker_adapter.remoting.frames import RemotingFrame
+from broker_adapter.remoting.protocol.codes import Operation
+from broker_adapter.remoting.protocol.frames import RemotingFrame
 from dmq.trail.export.verification import CLOCKS_MS, ClusterReadBack, read_back
 
 START = 1_700_000_000_000

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from broker_adapter.contracts.message import Message
-from broker_adapter.remoting import properties as known
-from broker_adapter.remoting.frames import FrameBroken
-from broker_adapter.remoting.ids import encode_offset_id
-from broker_adapter.remoting.packing import unpack
+from broker_adapter.remoting.protocol import properties as known
+from broker_adapter.remoting.protocol.frames import FrameBroken
+from broker_adapter.remoting.protocol.ids import encode_offset_id
+from broker_adapter.remoting.protocol.packing import unpack
 
 _HEAD = struct.Struct(">iIIiiqqiq")  # up to born_at_ms
 _SECOND = struct.Struct(">iq")

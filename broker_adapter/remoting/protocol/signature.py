@@ -6,7 +6,7 @@ import hmac
 from base64 import b64encode
 from dataclasses import replace
 
-from broker_adapter.remoting.frames import RemotingFrame
+from broker_adapter.remoting.protocol.frames import RemotingFrame
 
 _ACCESS_KEY, _SIGNATURE = "AccessKey", "Signature"
 

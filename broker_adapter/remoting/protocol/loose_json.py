@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from broker_adapter.remoting.frames import FrameBroken
+from broker_adapter.remoting.protocol.frames import FrameBroken
 
 _BARE_NUMBERS = re.compile(rb"([{,])\s*(\d+)\s*:")
 _BARE_OBJECTS = re.compile(rb"([{,])\s*(\{[^{}]*\})\s*:")

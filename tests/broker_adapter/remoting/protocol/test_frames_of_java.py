@@ -24,10 +24,10 @@ from broker_adapter.contracts.classic import (
 from broker_adapter.contracts.message import Message
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import decode_locked, decode_members, heartbeat_body, lock_body
-from broker_adapter.remoting.frames import RemotingFrame, decode_frame, encode_frame
-from broker_adapter.remoting.ids import decode_offset_id
-from broker_adapter.remoting.packing import Compression, unpack
-from broker_adapter.remoting.properties import decode_properties, encode_properties, to_message
+from broker_adapter.remoting.protocol.frames import RemotingFrame, decode_frame, encode_frame
+from broker_adapter.remoting.protocol.ids import decode_offset_id
+from broker_adapter.remoting.protocol.packing import Compression, unpack
+from broker_adapter.remoting.protocol.properties import decode_properties, encode_properties, to_message
 from broker_adapter.remoting.pulling import pull_fields
 from broker_adapter.remoting.sending import (
     decode_batch,
@@ -39,7 +39,7 @@ from broker_adapter.remoting.sending import (
 )
 from broker_adapter.remoting.transactions import end_fields
 
-CAPTURED = Path(__file__).parents[2] / "golden" / "remoting"
+CAPTURED = Path(__file__).parents[3] / "golden" / "remoting"
 FRAMES = {path.stem: decode_frame(path.read_bytes()) for path in sorted(CAPTURED.glob("*.bin"))}
 SENDS = {name: frame for name, frame in FRAMES.items() if name.startswith("java-send-") and name[10:].isdigit()}
 QUEUE = MessageQueue("frames", "broker-a", 0)

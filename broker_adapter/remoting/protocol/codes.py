@@ -7,7 +7,7 @@ from enum import IntEnum
 from types import MappingProxyType
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule
-from broker_adapter.remoting.frames import RemotingFrame
+from broker_adapter.remoting.protocol.frames import RemotingFrame
 
 _TEXT_CHARS_MAX = 300
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lz4 import frame as lz4
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
-from broker_adapter.remoting.packing import Compression, method_bits, pack, unpack
+from broker_adapter.remoting.protocol.packing import Compression, method_bits, pack, unpack
 
 METHODS = tuple(Compression)
 BOMBS: dict[Compression, Callable[[], bytes]] = {

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.forges.stored_messages import COMPRESSED, INNER_BATCH, NOW, V6_HOSTS, a_stored
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
-from broker_adapter.remoting.frames import FrameBroken, decode_frame
-from broker_adapter.remoting.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
+from broker_adapter.remoting.protocol.frames import FrameBroken, decode_frame
+from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
 
-CAPTURED = Path(__file__).parents[2] / "golden" / "remoting"
+CAPTURED = Path(__file__).parents[3] / "golden" / "remoting"
 PULLED = decode_frame((CAPTURED / "answer-pull.bin").read_bytes()).body
 BATCH = decode_frame((CAPTURED / "answer-pull-batch.bin").read_bytes()).body
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_adapter.remoting.frames import (
+from broker_adapter.remoting.protocol.frames import (
     FRAME_BYTES_MAX,
     FrameBroken,
     RemotingFrame,
@@ -19,7 +19,7 @@ from broker_adapter.remoting.frames import (
     frame_bytes,
 )
 
-CAPTURED = Path(__file__).parents[2] / "golden" / "remoting"
+CAPTURED = Path(__file__).parents[3] / "golden" / "remoting"
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 frames = st.builds(
     RemotingFrame,

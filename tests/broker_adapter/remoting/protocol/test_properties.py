@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message
-from broker_adapter.remoting.properties import (
+from broker_adapter.remoting.protocol.properties import (
     PROPERTIES_BYTES_MAX,
     SYSTEM_PROPERTIES,
     decode_properties,

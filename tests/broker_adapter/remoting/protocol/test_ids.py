@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from broker_adapter.contracts.errors import Refused, Rule
-from broker_adapter.remoting.ids import UniqueKeys, broker_of_handle, decode_offset_id, encode_offset_id
+from broker_adapter.remoting.protocol.ids import UniqueKeys, broker_of_handle, decode_offset_id, encode_offset_id
 
 
 def ms(*moment: int) -> int:
