@@ -29,6 +29,7 @@ FIRST_LOAD_BYTES_MAX = 150_000
 SCREENS = (
     *("", "due", "messages?topic=orders", "messages?topic=orders&q=state:lost", "retries", "retries?group=shipping"),
     *("dead", "dead?group=billing", "bulk?group=billing&kind=redrive", "bulk?group=billing&kind=purge"),
+    *("bulk-change?topic=orders&q=state:waiting&change=move", "bulk-change?topic=orders&q=tag:none"),
     *("topics", "topic?name=orders", "groups", "group?name=shipping"),
 )
 """Addresses of the screens without the id of a message."""
@@ -133,7 +134,10 @@ def test_screens_fit_the_window_and_have_no_barrier(site: Site, opened: Open, wi
     pending = message_id(1005)
     of_one = (f"message?topic={TOPIC}&id={pending}", f"story?topic={TOPIC}&id={pending}")
     letter = (f"message?topic={TOPIC}&id={site.dead[0]}", f"letter?group={GROUP}&id={site.dead[0]}")
-    for screen in (*SCREENS, *of_one, *letter):
+    with AdminClient(site.daemon.address) as client:
+        started = client.start_message_job(wire.StartMessageJobRequest(topic=TOPIC, query="tag:none", cancel=True))
+    job = f"message-job?id={started.job.job_id}"
+    for screen in (*SCREENS, *of_one, *letter, job):
         page.goto(site.url + screen)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), screen
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
