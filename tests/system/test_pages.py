@@ -35,6 +35,7 @@ _IS_DRAWN = "a drawing"
 _IS_SUM = "an equation"
 _OF_MAKE = "a target of make, in a checkout"
 _IN_FRONT = "needs an Apache RocketMQ cluster: tests/dmq/cluster::test_the_examples_of_the_documentation_run"
+_TWO_DAEMONS = "needs two hosts: tests/dmq/cluster::test_two_daemons_in_front_of_one_cluster"
 # By page and how their first lines begin. A test that is named runs it, or the like of it.
 NOT_RUN = {
     "CONTRIBUTING.md": {"make lint      #": _OF_MAKE, "make coverage": _OF_MAKE, "make test ARGS": _OF_MAKE},
@@ -65,8 +66,8 @@ NOT_RUN = {
         "from broker_adapter import connect": _IN_FRONT,
         "$ dmq config check --broker": "needs a cluster: tests/dmq/daemon::test_an_endpoint_that_is_no_proxy_is_named",
         "$ dmq msg send orders 'proof": "needs a cluster: tests/dmq/cluster::test_all_arrive_while_both_are_killed",
-        "dmq serve --broker rocketmq --endpoints 10.0.0.1:8081 --listen": "needs two hosts",
-        "producer = Producer(ClientConfiguration": "needs two hosts",
+        "dmq serve --broker rocketmq --endpoints 10.0.0.1:8081 --listen": _TWO_DAEMONS,
+        "producer = Producer(ClientConfiguration": _TWO_DAEMONS,
         "cp -r /mnt": "needs trails of two hosts, and a cluster",
         '{"topic": "orders"': "what another program sends",
         "dmq replay": "needs a cluster: tests/dmq/trail::test_a_disk_is_gone_and_the_audit_looks_at_the_cluster",

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from support.clients.official_client import PYTHON, OfficialClient, require
 from support.effort import EFFORT
 from support.models.cluster_ledger import Ledger, all_came, all_left, client, explained, in_front, readers
 from support.rigs.cluster import cluster
@@ -87,6 +88,48 @@ def test_all_arrive_while_both_are_killed(tmp_path: Path) -> None:
     repeated = ledger.repeated()
     print(f"{MESSAGES} messages, {ledger.lateness()}; {len(repeated)} more than once, {reasons.total()} explained")
     assert {each: count for each, count in repeated.items() if count > 1 + reasons[each]} == {}
+
+
+def test_two_daemons_in_front_of_one_cluster(tmp_path: Path) -> None:
+    """The official Python client has both addresses: no send fails while one daemon is killed. Delayed messages of both
+    come, and none is in the cluster more often than explained.
+    """
+    require(PYTHON)
+    topic, group, ledger = cluster().topic(), cluster().group(), Ledger()
+
+    async def scenario() -> None:
+        async with client(first.address) as one, client(second.address) as other, readers(group) as theirs:
+            receivers = [asyncio.ensure_future(ledger.receive(each, group, topic)) for each in theirs]
+            for number in range(40):
+                message = a_message(topic, b"%d" % number, deliver_at_ms=now_ms() + 2_000)
+                await ledger.send(one if number % 2 else other, message)
+            await asyncio.to_thread(send_while_one_is_killed)
+            await all_came(ledger)
+            for daemon in (first, second):
+                await all_left(daemon)
+            for each in receivers:
+                each.cancel()
+            await asyncio.gather(*receivers, return_exceptions=True)
+
+    def send_while_one_is_killed() -> None:
+        with OfficialClient(PYTHON, tmp_path, f"{first.address};{second.address}") as process:
+            process.start("producer", "producer", topic)
+            for number in range(60):
+                ledger.due_ms[process.send("producer", topic, body=f"{number}")] = 0
+                if number == 20:
+                    first.kill()
+                if number == 40:
+                    first.restart()
+
+    with in_front(tmp_path / "one") as first, in_front(tmp_path / "two") as second:
+        asyncio.run(scenario())
+        for daemon in (first, second):
+            daemon.stop()
+        reasons = explained(first, second)
+        assert first.event("serving")["cell"] != second.event("serving")["cell"]
+    assert len(ledger.due_ms) == 100
+    assert not ledger.early
+    assert {each: count for each, count in ledger.repeated().items() if count > 1 + reasons[each]} == {}
 
 
 def test_the_cluster_is_away_under_load(tmp_path: Path) -> None:
