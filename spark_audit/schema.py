@@ -171,8 +171,6 @@ OF_DAEMON = KNOWN - {
     *("SCHEDULED", *OF_SPOOL),
     *("OPENED", "CLOSED", "PROMOTED", "HEARTBEAT", "GAP", "TAIL_LOST", CLOCK_CHANGED, "CLOCK_ACCEPTED"),
 }
-# Events that determine the outcome of one message.
-OF_MESSAGE = (*ACCEPTS, *ENDS_OF_ENTRY, RESCHEDULED, *IN_LANE, *FOR_GROUP, *EXITS, *LETTER_KINDS, *OF_SPOOL)
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,6 @@ class DelayedMessages(BrokerPart):
         # A request of a few bytes rewrites messages of megabytes, so all callers share one unit at a time.
         self._moving = asyncio.Lock()
         self.cancelled_total = 0
-        self.rescheduled_total = 0
 
     async def cancel(self, topic: str, meant: Sequence[Meant], note: Note | None = None) -> list[Changed]:
         """Cancel messages; none with outcome DONE is delivered afterwards."""
@@ -163,9 +162,7 @@ class DelayedMessages(BrokerPart):
                 return op
             return op._replace(also=note(message_id, Changed(ChangeOutcome.DONE, op.deliver_at_ms)))
 
-        changed = await self._change(topic, meant, change, self._moving)
-        self.rescheduled_total += sum(each.outcome is ChangeOutcome.DONE for each in changed)
-        return changed
+        return await self._change(topic, meant, change, self._moving)
 
     async def fire(self, topic: str, meant: Sequence[Meant]) -> list[Changed]:
         """Deliver messages now: reschedule them to now."""

@@ -73,7 +73,6 @@ class Checks:
         self._under_way_bytes = 0
         self._asked: dict[bytes, Check] = {}  # planned checks of this turn, by timeline key
         self.counted_total = 0
-        self.given_up_total = 0
 
     def attach(self, *, is_live: Callable[[str], bool], ask: Callable[[list[Check]], None]) -> None:
         """Register the callbacks: ``is_live`` returns whether a topic has a producer, ``ask`` sends durable checks.
@@ -96,9 +95,7 @@ class Checks:
         """Send the checks of durable ops, except for half messages decided in the meantime."""
         checks: list[Check] = []
         for op, receipt in zip(ops, receipts, strict=True):
-            if isinstance(op, HandOver):
-                self.given_up_total += receipt.state is EntryState.DELIVERED
-            elif (check := self._asked.pop(op.key, None)) is not None:
+            if isinstance(op, Reschedule) and (check := self._asked.pop(op.key, None)) is not None:
                 if receipt.state is EntryState.WAITING:
                     checks.append(check)
                 else:

@@ -77,9 +77,6 @@ class Transactions(BrokerPart):
         self._loop = asyncio.get_running_loop()
         self._asking: set[asyncio.Task[None]] = set()
         self.accepted_total = 0
-        self.committed_total = 0
-        self.rolled_back_total = 0
-        self.asked_total = 0
 
     def attach(self, checker: Checker) -> None:
         """As ``TransactionalBroker.attach``."""
@@ -166,13 +163,11 @@ class Transactions(BrokerPart):
 
     async def commit(self, topic: str, transaction_id: str, *, queue_id: int = -1) -> None:
         """As ``TransactionalBroker.commit``; ``queue_id`` is the target queue if the sender chose one."""
-        if await self._end(topic, transaction_id, EntryState.COMMITTED, partial(self._commit_op, queue_id)):
-            self.committed_total += 1
+        await self._end(topic, transaction_id, EntryState.COMMITTED, partial(self._commit_op, queue_id))
 
     async def roll_back(self, topic: str, transaction_id: str) -> None:
         """As ``TransactionalBroker.roll_back``."""
-        if await self._end(topic, transaction_id, EntryState.WITHDRAWN, _roll_back_op):
-            self.rolled_back_total += 1
+        await self._end(topic, transaction_id, EntryState.WITHDRAWN, _roll_back_op)
 
     async def _end(
         self,
@@ -180,8 +175,8 @@ class Transactions(BrokerPart):
         text: str,
         wanted: EntryState,
         make: Callable[[Topic, EntryHandle, bytes, HalfRow, bytes], Withdraw],
-    ) -> bool:
-        """Decide a half message; return True if this call did, False if it already had the same outcome."""
+    ) -> None:
+        """Decide a half message, unless it already has the same outcome."""
         transaction = _decode(self._handles, text)
         if transaction.topic != topic_name:
             why = f"it is of a message of topic {transaction.topic!r}"
@@ -205,10 +200,10 @@ class Transactions(BrokerPart):
                 op = make(topic, transaction, found.key, half, body or b"")
                 told = (await self._commits.commit([op]))[0]
                 if told.state is EntryState.WITHDRAWN:
-                    return True
+                    return
             elif is_durable:
                 _answer(found, wanted)
-                return False
+                return
             # The read may be neither durable nor final, because the entry may have been moving between two rows. After
             # this unit it is both.
             await self._commits.flush()
@@ -282,9 +277,7 @@ class Transactions(BrokerPart):
                 log.exception("transaction_check_failed", topic=check.topic, message_id=check.message_id)
             finally:
                 self._checks.settled(check)
-            if is_asked:
-                self.asked_total += 1
-            else:  # its producers have just left, or do not read their stream
+            if not is_asked:  # its producers have just left, or do not read their stream
                 log.info("transaction_check_unsent", topic=check.topic, message_id=check.message_id, check=check.number)
 
 

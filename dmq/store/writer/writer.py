@@ -115,7 +115,6 @@ class CommitStats:
     batches: int = 0
     ops: int = 0
     bytes: int = 0
-    commit_s: float = 0.0
     sync_s: float = 0.0
 
 
@@ -442,7 +441,6 @@ class Writer:
         stats.batches += 1
         stats.ops += ops
         stats.bytes += size
-        stats.commit_s += ended_s - started_s
         stats.sync_s += ended_s - written_s
         if self.observe is not None:
             self.observe(ops, size, ended_s - started_s, ended_s - written_s)

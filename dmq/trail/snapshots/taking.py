@@ -224,12 +224,6 @@ def cell_of(data: Path) -> str:
         raise StoreCorrupt(f"there is no store in {data}") from error
 
 
-def check_free(data: Path) -> None:
-    """Raise ``StoreLocked`` if a process uses the directory, ``StoreCorrupt`` if it has no store."""
-    cell_of(data)
-    Cell(data).close()
-
-
 # -- the snapshots of a cell -------------------------------------------------------------------------------------------
 
 
