@@ -199,7 +199,7 @@ class Primacy:
                     self.standby = StandbyFigures(standby.position, standby.written_ms, looked_s)
                     self._on_follow()
                     if self._keeper.wait_held(min(_LOOK_S, self._term_s / 5)):
-                        standby.promote()
+                        standby.promote(self._keeper.is_held)
                         self.standby = None
                         log.warning(
                             "taken_over", url=self._objects.url, **standby.position._asdict() | {"checksum": ""}

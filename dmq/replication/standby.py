@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
-from dmq.errors import ReplicaDamaged, ReplicaForeign, StartRefused
+from dmq.errors import ReplicaDamaged, ReplicaFenced, ReplicaForeign, StartRefused
 from dmq.replication.base import download, newest_base
 from dmq.replication.following import SegmentMissing, apply, follow, last_segment, read_segment
 from dmq.replication.objects import ObjectStore
@@ -111,12 +111,15 @@ class Standby:
             self._open()
             return self._apply()
 
-    def promote(self) -> None:
+    def promote(self, is_held: Callable[[], bool] = lambda: True) -> None:
         """Apply the rest of the log, and make the directory the original one of the store. It is closed after that.
 
-        Raise ``StartRefused`` if the clock of this host is ahead of the primary's: it would deliver early.
+        Raise ``StartRefused`` if the clock of this host is ahead of the primary's: it would deliver early. Raise
+        ``ReplicaFenced`` unless the lease ``is_held`` after the last look: the log may have segments of a successor.
         """
         self.catch_up(is_last=True)
+        if not is_held():
+            raise ReplicaFenced("the lease ended before this standby was promoted")
         if self._ahead_ms is not None and self._ahead_ms > AHEAD_MS_MAX:
             raise StartRefused(
                 f"the clock of this host is {self._ahead_ms / 1000:.1f} s ahead of the primary's (limit "

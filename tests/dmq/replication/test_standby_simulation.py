@@ -82,6 +82,12 @@ def test_no_history_loses_an_acknowledged_batch(shard: int) -> None:
     assert answered > 5 * len(numbers)
 
 
+@pytest.mark.parametrize("seed", [9_001_034_507, 9_001_039_759])
+def test_a_standby_that_was_stopped_at_its_promotion_replaces_no_primary(seed: int) -> None:
+    """It finds segments of its successor, and is not the directory that wrote them. Histories of a long run."""
+    assert _run(seed, Bugs())
+
+
 @pytest.mark.parametrize(
     "bugs",
     [

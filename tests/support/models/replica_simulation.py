@@ -128,9 +128,11 @@ class FollowingDirectory(Standby):
         self._engine = cast("Any", directory)
         self._position = directory.position() or Position(_STORE, 0, 0, 0, bytes(16))
 
-    def promote(self) -> None:
+    def promote(self, is_held: Callable[[], bool] = lambda: True) -> None:
         """Apply the rest of the log; the clocks of the simulated hosts may be apart."""
         self.catch_up(is_last=True)
+        if not is_held():
+            raise ReplicaFenced("the lease ended")
         cast("Directory", self._cell).is_original = True
         self.close()
 
