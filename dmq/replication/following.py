@@ -110,7 +110,9 @@ def apply(engine: Engine, segment: Segment, after_batch: int, *, keeps_identity:
                 raise FormatUnsupported(f"{segment_name(head.number)} is {why}")
         if keeps_identity:
             batch.puts = [each for each in batch.puts if each[1] != META_IDENTITY or each[0] != Family.META]
-        put_position(batch, Position(head.store, head.epoch, head.number, batch_number, segment.checksum))
+        is_last = batch_number == segment.last_batch  # a kill before it must not leave the rest of the segment out
+        place = (head.number, segment.checksum) if is_last else (head.number - 1, head.previous)
+        put_position(batch, Position(head.store, head.epoch, place[0], batch_number, place[1]))
         engine.write(batch)
     return max(after_batch, segment.last_batch)
 

@@ -9,10 +9,12 @@ import pytest
 from support.rigs.replica_objects import MemoryObjects
 
 from dmq.errors import ReplicaDamaged
-from dmq.replication.following import follow
+from dmq.replication.following import apply, follow
 from dmq.replication.segment import SegmentHead, encode_batch, encode_segment, segment_name
 from dmq.store.engines.engine import Batch
-from dmq.store.schema.position import NO_CHECKSUM
+from dmq.store.engines.memory import MemoryEngine
+from dmq.store.schema.keys import META_POSITION, Family
+from dmq.store.schema.position import NO_CHECKSUM, decode_position
 
 pytestmark = pytest.mark.unit
 _STORE = 7
@@ -85,3 +87,37 @@ def test_a_missing_segment_is_refused(missing: int) -> None:
     read: list[int] = []
     with pytest.raises(ReplicaDamaged, match=f"{segment_name(missing)} is missing"):
         read.extend(segment.head.number for segment in follow(objects, _STORE, 0, None))
+
+
+class KilledEngine(MemoryEngine):
+    """Engine of a process that is killed after some batches."""
+
+    writes_left = 2
+
+    def write(self, batch: Batch) -> None:
+        if not self.writes_left:
+            raise KeyboardInterrupt
+        self.writes_left -= 1
+        super().write(batch)
+
+
+def test_a_kill_within_a_segment_leaves_out_none_of_its_batches() -> None:
+    """The position of a part of a segment is before the segment, so the next process applies the rest."""
+    objects, engine = MemoryObjects(), KilledEngine()
+    batches = []
+    for number in range(5):
+        batch = Batch()
+        batch.puts.append((Family.META, b"~%d" % number, b"v"))
+        batches.append(encode_batch(batch))
+    head = SegmentHead(_STORE, 1, 1, 1, 0, bytes(16), NO_CHECKSUM)
+    objects.rows[segment_name(1)], _ = encode_segment(head, batches)
+    with pytest.raises(KeyboardInterrupt):
+        apply(engine, next(follow(objects, _STORE, 0, NO_CHECKSUM)), 0)
+    (row,) = engine.get_many(Family.META, [META_POSITION])
+    assert row is not None
+    position = decode_position(row)
+    engine.writes_left = 10
+    for segment in follow(objects, _STORE, position.number, position.checksum):
+        assert apply(engine, segment, position.batch) == 5
+    keys = [key for key, _ in engine.scan(Family.META, b"~", b"\xff", limit=10).rows]
+    assert keys == [b"~%d" % number for number in range(5)]
