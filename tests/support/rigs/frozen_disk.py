@@ -20,7 +20,9 @@ import pytest
 
 _MIB = 1024 * 1024
 _FREEZER = """
-import select, subprocess, sys
+import select, signal, subprocess, sys
+for each in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(each, signal.SIG_IGN)  # the end of its input comes as well, and nothing stays frozen
 path, seconds = sys.argv[1], float(sys.argv[2])
 subprocess.run(["fsfreeze", "--freeze", path], check=True)
 try:
