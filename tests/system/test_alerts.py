@@ -490,7 +490,7 @@ def test_a_pair_without_a_primary(tmp_path: Path) -> None:
         before = {name: scrape(address) for name, address in at.items()}
         (tmp_path / "copy").rename(tmp_path / "away")
         assert pair.primary.wait(PATIENCE_S) == 8
-        pair.standby.wait_for("standby_waits", timeout_s=PATIENCE_S)
+        pair.standby.wait_for("standby_waiting", timeout_s=PATIENCE_S)
         after = {name: scrape(address) for name, address in at.items()}
         assert_alerts(
             Period(before, 3600, []), Period(after, firing=["DmqDown", "DmqNoPrimary", "DmqReplicaUnreachable"])

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-import msgspec
-
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import META_JOB_MESSAGE, META_MESSAGE_JOB
 from retry.dead_letter import JobState
@@ -124,11 +122,15 @@ def job_messages_range(job_id: int) -> tuple[bytes, bytes]:
 
 def encode_message_job(job: MessageJob) -> bytes:
     """Return the value of a job's row."""
+    import msgspec  # clients of the admin API lack it, and need the class only
+
     return _VERSION + msgspec.json.encode(job)
 
 
 def decode_message_job(value: bytes) -> MessageJob:
     """Decode a job's row; raise ``StoreCorrupt`` if it is invalid."""
+    import msgspec
+
     try:
         if value[:1] != _VERSION:
             raise StoreCorrupt("a job of messages has an unknown version")
