@@ -30,7 +30,7 @@ _BUCKET = re.compile(r'dmq_lateness_seconds_bucket\{le="([^"]+)"\} (\S+)')
 
 
 class Daemon:
-    """A running daemon. ``ready_s`` is the wall time from its start until it serves."""
+    """A running daemon. ``ready_s`` is the wall time from its start until it serves, or listens as standby."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class Daemon:
         options: Sequence[str] = (),
         processes: int | Literal["auto"] = 1,
         environment: Mapping[str, str] | None = None,
+        is_standby: bool = False,
     ) -> None:
         clock = SystemClock()
         started_s = clock.monotonic_s()
@@ -68,14 +69,15 @@ class Daemon:
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=_read_events, args=(self._process.stderr, self._events), daemon=True).start()
         self.events: dict[str, dict[str, Any]] = {}
-        while "serving" not in self.events:
+        ready = "standby_listening" if is_standby else "serving"
+        while ready not in self.events:
             event = self._events.get(timeout=_READY_S_MAX)
             if event is None:
                 raise RuntimeError(f"the daemon ended before it served; its log: {self.events}")
             self.events[str(event.get("event"))] = event
         self.ready_s = clock.monotonic_s() - started_s
-        self.address: str = self.events["serving"]["listen"]
-        self._metrics: str = self.events["serving"]["metrics"]
+        self.address: str = self.events[ready]["listen"]
+        self._metrics: str = self.events[ready]["metrics"]
         self.process = psutil.Process(self._process.pid)
         self._all = [self.process, *_fronts(self.process)]  # a front that is started anew is not among them
 
@@ -136,10 +138,17 @@ def running(
     options: Sequence[str] = (),
     processes: int | Literal["auto"] = 1,
     environment: Mapping[str, str] | None = None,
+    is_standby: bool = False,
 ) -> Iterator[Daemon]:
     """Run a daemon for a while."""
     daemon = Daemon(
-        data, metrics=metrics, transport=transport, options=options, processes=processes, environment=environment
+        data,
+        metrics=metrics,
+        transport=transport,
+        options=options,
+        processes=processes,
+        environment=environment,
+        is_standby=is_standby,
     )
     try:
         yield daemon

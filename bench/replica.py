@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -32,6 +35,7 @@ class _Mode(NamedTuple):
     put_ms: int
     what: str
     cpu_max: float | None = None
+    has_link: bool = False  # with a standby on this host
 
 
 _OFF = _Mode("off", "off", 0, "no copy")
@@ -40,6 +44,7 @@ _COPIES = (
     _Mode("sync_2ms", "sync", 2, "sync copy, puts of 2 ms", 1.4),
     _Mode("sync_20ms", "sync", 20, "sync copy, puts of 20 ms", 1.4),
     _Mode("sync_50ms", "sync", 50, "sync copy, puts of 50 ms", 1.4),
+    _Mode("link_20ms", "sync", 20, "direct link to a standby, puts of 20 ms", has_link=True),
 )
 
 
@@ -56,7 +61,7 @@ def measure(plan: Plan) -> list[Figure]:
             with object_server.running(mode.put_ms) as environment, directory() as data:
                 copy = () if mode is _OFF else ("--replica-url", f"s3://{object_server.BUCKET}/orders")
                 options = ("--replica", mode.replica, *copy)
-                with daemon.running(data / "data", options=options, environment=environment) as ours:
+                with _running(data, mode, options, environment) as ours:
                     for in_flight in levels:
                         plan.step(f"{mode.what}, {in_flight} in flight")
                         found[mode.name, in_flight].append(_sent(plan, ours, in_flight))
@@ -81,6 +86,20 @@ def measure(plan: Plan) -> list[Figure]:
         ),
         *_pauses(bases),
     ]
+
+
+@contextmanager
+def _running(data: Path, mode: _Mode, options: tuple[str, ...], environment: dict[str, str]) -> Iterator[Daemon]:
+    """Run the daemon of a mode; with a direct link, together with its standby."""
+    link = {"DMQ_REPLICA_LINK": "127.0.0.1:0"} if mode.has_link else {}
+    with ExitStack() as stack:
+        ours = stack.enter_context(daemon.running(data / "data", options=options, environment=environment | link))
+        if mode.has_link:
+            standby = daemon.running(data / "standby", options=options, environment=environment | link, is_standby=True)
+            stack.enter_context(standby)
+            while ours.status().replica.link != "in_sync":
+                time.sleep(0.1)
+        yield ours
 
 
 def _sent(plan: Plan, ours: Daemon, in_flight: int) -> dict[str, Any]:
@@ -110,7 +129,7 @@ def _sent(plan: Plan, ours: Daemon, in_flight: int) -> dict[str, Any]:
 
 def _when_sent(ours: Daemon) -> Any:  # noqa: ANN401 - a message of the generated module
     """Return the figures of the copy once it has everything."""
-    while (found := ours.status().replica).lag_batches:
+    while (found := ours.status().replica).lag_batches or found.lag_bytes:
         time.sleep(0.1)
     return found
 
@@ -166,10 +185,17 @@ def _goals(mode: _Mode, found: _Found) -> list[Figure]:
                 what=f"time until a send is answered, median, {what}",
                 unit="ms",
                 rounds=[float(each["latency_ms"]["p50"]) for each in rounds],
-                goal=Goal(sign="<=", bound=2 * mode.put_ms + 20),
+                goal=None if mode.has_link else Goal(sign="<=", bound=2 * mode.put_ms + 20),
+                beside=_latency("sync_20ms", "without a link", found) if mode.has_link else None,
+                also=[_latency(_OFF.name, _OFF.what, found)] if mode.has_link else (),
             )
         )
     return figures
+
+
+def _latency(name: str, what: str, found: _Found) -> Beside:
+    """Return the median latencies of a mode."""
+    return Beside(what=what, rounds=[float(each["latency_ms"]["p50"]) for each in found[name, _GOALS_AT]])
 
 
 def _pauses(bases: list[dict[str, Any]]) -> list[Figure]:

@@ -262,7 +262,7 @@ class QuotaRefusals(_message.Message):
     def __init__(self, quota: _Optional[str] = ..., messages: _Optional[int] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("mode", "url", "state", "epoch", "segment", "segments", "sent_bytes", "sent_at_ms", "lag_batches", "lag_bytes", "lag_ms", "error", "base_at_ms", "base_bytes", "verified_at_ms", "base_error", "role", "primary")
+    __slots__ = ("mode", "url", "state", "epoch", "segment", "segments", "sent_bytes", "sent_at_ms", "lag_batches", "lag_bytes", "lag_ms", "error", "base_at_ms", "base_bytes", "verified_at_ms", "base_error", "role", "primary", "link", "link_address", "link_batches", "link_error")
     MODE_FIELD_NUMBER: _ClassVar[int]
     URL_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +281,10 @@ class Replica(_message.Message):
     BASE_ERROR_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    LINK_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LINK_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    LINK_ERROR_FIELD_NUMBER: _ClassVar[int]
     mode: str
     url: str
     state: str
@@ -299,7 +303,11 @@ class Replica(_message.Message):
     base_error: str
     role: str
     primary: str
-    def __init__(self, mode: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., segment: _Optional[int] = ..., segments: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., lag_batches: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_ms: _Optional[int] = ..., error: _Optional[str] = ..., base_at_ms: _Optional[int] = ..., base_bytes: _Optional[int] = ..., verified_at_ms: _Optional[int] = ..., base_error: _Optional[str] = ..., role: _Optional[str] = ..., primary: _Optional[str] = ...) -> None: ...
+    link: str
+    link_address: str
+    link_batches: int
+    link_error: str
+    def __init__(self, mode: _Optional[str] = ..., url: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., segment: _Optional[int] = ..., segments: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., sent_at_ms: _Optional[int] = ..., lag_batches: _Optional[int] = ..., lag_bytes: _Optional[int] = ..., lag_ms: _Optional[int] = ..., error: _Optional[str] = ..., base_at_ms: _Optional[int] = ..., base_bytes: _Optional[int] = ..., verified_at_ms: _Optional[int] = ..., base_error: _Optional[str] = ..., role: _Optional[str] = ..., primary: _Optional[str] = ..., link: _Optional[str] = ..., link_address: _Optional[str] = ..., link_batches: _Optional[int] = ..., link_error: _Optional[str] = ...) -> None: ...
 
 class PeriodicBackups(_message.Message):
     __slots__ = ("folder", "rule", "kept_max", "last_at_ms", "last_folder", "last_bytes", "next_at_ms", "failed_at_ms", "error")

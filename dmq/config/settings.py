@@ -61,7 +61,8 @@ _WRITTEN_NONE = {
     **dict.fromkeys(("connection_idle", "delay_max", "keep_time", "keep_bytes", "tls_key", "tls_client_ca"), "none"),
     **dict.fromkeys(("backup_every", "backup_at"), "off"),
     "backup_dir": "none",
-    "replica_url": "none",
+    **dict.fromkeys(("replica_url", "replica_link_ca"), "none"),
+    "replica_link": "off",
     "otel_endpoint": "none",
     "replica_verify_every": "off",
     **dict.fromkeys(("topic_max_pending", "topic_max_pending_bytes", "topic_send_rate"), "none"),
@@ -463,6 +464,8 @@ class DaemonConfig(BaseSettings):
     replica_keep: Annotated[_Duration, _between(timedelta(minutes=1), timedelta(days=3650))] = timedelta(days=7)
     replica_lease: Annotated[_Duration, _between(timedelta(seconds=1), timedelta(minutes=10))] = timedelta(seconds=10)
     standby: bool = False  # do not begin an empty log
+    replica_link: _OptionalAddress = None  # where a standby receives batches from the primary; None: off
+    replica_link_ca: _OptionalPath = None  # authority of the certificates of both
     replica_when_unreachable: Literal["hold", "local_only"] = "hold"
     replica_lag_bytes_max: Annotated[_Size, Field(ge=_MIB)] = 64 * _MIB
     replica_verify_every: Annotated[_SwitchedDuration, _at_least(timedelta(minutes=1))] = timedelta(days=1)  # None: off
@@ -619,6 +622,28 @@ class DaemonConfig(BaseSettings):
             raise ValueError("standby = true needs replica = sync or async, and the replica_url of the primary")
         if self.replica != "off" and self.broker != "embedded":
             raise ValueError(f"replica = {self.replica} needs broker = embedded; broker is {self.broker}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_link(self) -> DaemonConfig:
+        """Raise for a direct link that would be unsafe, and for an authority without a link."""
+        if self.replica_link is None:
+            if self.replica_link_ca is not None:
+                raise ValueError("replica_link_ca requires replica_link")
+            return self
+        for key, value in (("replica", "sync"), ("durability", "disk"), ("replica_when_unreachable", "hold")):
+            if getattr(self, key) != value:
+                raise ValueError(f"replica_link requires {key} = {value}; {key} is {getattr(self, key)}")
+        if self.replica_link_ca is None and not is_loopback(self.replica_link.host):
+            raise ValueError(
+                f"replica_link = {self.replica_link} is open to other hosts, which needs replica_link_ca, "
+                "the authority of the certificates of both hosts"
+            )
+        if self.replica_link_ca is not None and not isinstance(self.tls_certificate, Path):
+            raise ValueError(
+                "replica_link_ca requires a tls_certificate that is a file, signed by that authority for servers and "
+                f"clients; tls_certificate is {self.tls_certificate}"
+            )
         return self
 
     @model_validator(mode="after")

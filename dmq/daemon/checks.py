@@ -101,7 +101,7 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
     if config.acl is not None:
         yield partial(_check_keys, config.acl)
     yield partial(_check_tls, config, clock)
-    for key in ("tls_client_ca", "cluster_tls_ca"):
+    for key in ("tls_client_ca", "cluster_tls_ca", "replica_link_ca"):
         if (authority := getattr(config, key)) is not None:
             yield partial(_check_authority, key, authority)
     yield partial(require_web, config)
@@ -127,6 +127,7 @@ def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
             )
             if isinstance(address, Address)
         ),
+        *([partial(_check_address, "replica_link", link, "direct link")] if (link := config.replica_link) else []),
         *([partial(_refuse_same, config.listen)] if metrics == config.listen and config.listen.port else []),
     ]
 

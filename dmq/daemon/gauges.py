@@ -99,12 +99,14 @@ def follow_replica(metrics: ReplicaMetrics, replica: Callable[[], wire.Replica |
 
     metrics.segments.follow(lambda: status.segments if (status := replica()) is not None else 0)
     metrics.bytes.follow(lambda: status.sent_bytes if (status := replica()) is not None else 0)
+    metrics.link_batches.follow(lambda: status.link_batches if (status := replica()) is not None else 0)
     for role, gauge in metrics.roles.items():
         gauge.set_function(partial(_has_role, replica, role))
     metrics.lag.set_function(figure(lambda each: each.lag_ms / 1000))
     metrics.lag_batches.set_function(figure(lambda each: each.lag_batches))
     metrics.unreachable.set_function(figure(lambda each: bool(each.error)))
     metrics.local_only.set_function(figure(lambda each: each.state != "following"))
+    metrics.link_in_sync.set_function(figure(lambda each: each.link in ("in_sync", "connected")))
     metrics.last_base.set_function(figure(lambda each: each.base_at_ms / 1000))
     metrics.last_verified.set_function(figure(lambda each: each.verified_at_ms / 1000))
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
@@ -14,13 +14,15 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
 from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
-from dmq.config.units import Address
+from dmq.daemon.replica_link import LinkPort, dial_standby, public_address, server_context
 from dmq.errors import ReplicaFenced
 
 if TYPE_CHECKING:
     from dmq.recovery.replica import BaseKeeper
+    from dmq.replication.link import LinkSender
     from dmq.replication.log import ReplicationLog
     from dmq.replication.objects import ObjectStore
+    from dmq.replication.role import StandbyFigures
     from dmq.store import Store
 
 log = structlog.get_logger("dmq.daemon")
@@ -63,15 +65,19 @@ class Replica:
         )
 
         term_s = config.replica_lease.total_seconds()
+        self._registers = open_objects(url, timeout_s=max(term_s / _CALLS_PER_TERM, _CALL_S_MIN))
+        self._sender: LinkSender | None = None
+        link = config.replica_link
         self._primacy = Primacy(
             self.objects,
-            open_objects(url, timeout_s=max(term_s / _CALLS_PER_TERM, _CALL_S_MIN)),
+            self._registers,
             clock,
             Path(config.data),
-            address=_public_address(config.listen),
+            address=public_address(config.listen),
             term_ms=round(term_s * 1000),
             on_lost=lambda reason: self.batch_log.refuse(ReplicaFenced(reason)),
             on_follow=self._fetch_trail,
+            listener=LinkPort(link, server_context(config, clock)) if link is not None else None,
         )
         self.is_promoted = False  # this run took over as standby
         self._fetch_at_s = 0.0
@@ -114,7 +120,28 @@ class Replica:
             start=start,
         )
         self._keeper.start()
-        self._primacy.lead(store.boot, store.cell_id, self.batch_log.bind, lambda: store.stalled_s)
+        if config.replica_link is not None:
+            self._sender = self._start_link(store)
+        self._primacy.lead(store.boot, store.cell_id, self.batch_log.bind, lambda: store.stalled_s, self._offer)
+
+    def _offer(self, addresses: Sequence[str]) -> None:
+        if self._sender is not None:
+            self._sender.offer(addresses)
+
+    def _start_link(self, store: Store) -> LinkSender:
+        from dmq.replication.link import LinkSender
+
+        sender = LinkSender(
+            self.batch_log,
+            self._registers,
+            self._clock,
+            partial(dial_standby, self._config),
+            store=store.identity.number,
+            epoch=store.boot,
+            patience_s=self._config.replica_lease.total_seconds(),
+        )
+        sender.start()
+        return sender
 
     def _fetch_trail(self) -> None:
         """Fetch the trail of the primary, so that a takeover waits for its last files only."""
@@ -147,9 +174,12 @@ class Replica:
                 error=standby.error,
                 role="standby",
                 primary=self.primary,
+                link=self._link_of_standby(standby),
+                link_address=standby.reserved_for,
             )
         found = self.batch_log.status()
         base = self._keeper.status if self._keeper is not None else None
+        link = self._sender.status() if self._sender is not None else None
         return wire.Replica(
             mode=self._config.replica,
             url=found.url,
@@ -169,16 +199,33 @@ class Replica:
             base_error=base.error if base is not None else "",
             role="primary",
             primary=self.primary,
+            link=link.state.value if link is not None else "",
+            link_address=link.address if link is not None else "",
+            link_batches=link.batches if link is not None else 0,
+            link_error=link.error if link is not None else "",
         )
 
+    def _link_of_standby(self, standby: StandbyFigures) -> str:
+        if standby.reserved_for:
+            return "reserved"
+        if self._config.replica_link is None:
+            return ""
+        return "connected" if standby.is_linked else "waiting"
+
     def close(self) -> None:
-        """Stop making bases; the log is closed by the store."""
+        """Stop making bases, and end the direct link; the log is closed by the store."""
+        if self._sender is not None:
+            self._sender.close()
         if self._keeper is not None:
             self._keeper.close()
 
     def release(self) -> None:
         """Release the lease, once the store is closed."""
-        self._primacy.close(is_complete=not self.batch_log.status().lag_batches)
+        status = self.batch_log.status()
+        is_complete = not status.lag_batches and not status.lag_bytes
+        if self._sender is not None and is_complete:
+            self._sender.leave()
+        self._primacy.close(is_complete=is_complete)
 
 
 def replica_of(config: DaemonConfig, clock: Clock) -> Replica | None:
@@ -193,11 +240,6 @@ def require_replica(config: DaemonConfig) -> None:
     """Raise ``ExtraMissing`` if the packages of the second copy are not installed."""
     of_service = () if (config.replica_url or "").startswith("file:") else ("obstore",)
     require(f"replica = {config.replica}", "replica", "zstandard", *of_service)
-
-
-def _public_address(listen: Address) -> str:
-    """Return the address for clients: with the name of this host if the daemon listens on all of its addresses."""
-    return str(Address(socket.gethostname(), listen.port)) if listen.host in ("0.0.0.0", "::") else str(listen)  # noqa: S104
 
 
 def _open(url: str) -> ObjectStore:

@@ -349,7 +349,8 @@ class ReplicaMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.segments = Total("dmq_replica_segments", "Segments written to the second copy.")
         self.bytes = Total("dmq_replica_bytes", "Bytes of these segments.")
-        for total in (self.segments, self.bytes):
+        self.link_batches = Total("dmq_replica_link_batches", "Batches that a standby acknowledged by the direct link.")
+        for total in (self.segments, self.bytes, self.link_batches):
             registry.register(total)
         gauge = partial(_gauge, registry)
         role = Gauge("dmq_replica_role", "1 for the role of this daemon.", ("role",), registry=registry)
@@ -358,6 +359,7 @@ class ReplicaMetrics:
         self.lag_batches = gauge("replica_lag_batches", "Batches that the second copy lacks.")
         self.unreachable = gauge("replica_unreachable", "1 while the object store of the second copy does not answer.")
         self.local_only = gauge("replica_local_only", "1 while batches are not sent to the second copy.")
+        self.link_in_sync = gauge("replica_link_in_sync", "1 while the direct link of the primary and standby is up.")
         self.last_base = gauge("replica_last_base_timestamp_seconds", "When the newest base was made; 0: none.")
         self.last_verified = gauge(
             "replica_last_verified_timestamp_seconds", "When the newest base was verified; 0: never."

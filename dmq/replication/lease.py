@@ -153,9 +153,10 @@ class Lease:
         return self._plan(now_ms, epoch=epoch + 1, is_bound=True)
 
     def plan_release(self, now_ms: int) -> LeaseWrite | None:
-        """Return the write that gives up the lease, or None if this process is not the holder."""
+        """Give up the lease, and return the write that others may see; None if this process is not the holder."""
         if self.record is None or self.held_until_ms is None or self.is_lost(now_ms):
             return None
+        self.held_until_ms, self._has_held = None, False  # now: the answer may be late
         return self._plan(now_ms, epoch=self.record.epoch, is_bound=True, is_released=True)
 
     def note_answer(self, write: LeaseWrite, etag: str | None, now_ms: int) -> None:
@@ -233,6 +234,17 @@ class LeaseKeeper:
         with self._changed:
             self._stalled_s = stalled_s
 
+    @property
+    def has_declined(self) -> bool:
+        """Return True after ``decline``, until ``acquire``."""
+        return not self._is_wanted
+
+    def decline(self) -> None:
+        """Release the lease, and leave it to others until ``acquire``."""
+        with self._changed:
+            self._is_wanted = False
+            self._changed.notify_all()
+
     def wait_held(self, timeout_s: float) -> bool:
         """Return True once this process is the holder, False after the timeout."""
         with self._changed:
@@ -307,6 +319,8 @@ class LeaseKeeper:
     def _due(self) -> LeaseWrite | None:
         now_ms = self._clock.boot_ms()
         if self._lease.held_until_ms is not None and (record := self._lease.record) is not None:
+            if not self._is_wanted:
+                return self._lease.plan_release(now_ms)
             epoch, is_stalled = self._epoch or record.epoch, self._note_stall()
             return self._lease.plan_renewal(now_ms, epoch=epoch, is_bound=self._is_bound, is_stalled=is_stalled)
         if self._is_wanted and not self._is_reported:

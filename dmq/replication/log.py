@@ -6,6 +6,10 @@ replaced process meets that segment with its next one, and is *fenced*: it accep
 A put without an answer is in doubt. The same bytes are put again under the same number until the object store has a
 segment there; its nonce names the writer. An unreachable object store therefore holds the batches back and loses none.
 
+With a direct link, a batch is answered once the member of the link or the object store has it, and segments are written
+as in asynchronous mode. The member writes the batches that it has into the log if the link ends; the log accepts its
+segments as its own, since both have the same batches.
+
 With ``when_unreachable`` "local_only" the store continues alone after some seconds: batches are written locally only.
 Once the segment in doubt is written, a base is made, and the log continues after it.
 """
@@ -18,16 +22,19 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import DmqError, ReplicaDamaged, ReplicaFenced, ReplicaForeign, StoreError, StoreFailed
 from dmq.replication.following import apply, follow, last_segment, put_position, read_segment
+from dmq.replication.link import FRAME_BYTES_MAX, Unstored
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable
 from dmq.replication.segment import (
     NONCE_BYTES,
     PREFIX,
+    Segment,
     SegmentHead,
     decode_segment,
     encode_batch,
@@ -47,6 +54,8 @@ LOCAL_AFTER_S = 5.0  # without an answer, before a store with ``local_only`` con
 _RETRY_S_MIN, _RETRY_S_MAX = 0.05, 2.0
 _HELD_S = 3.0  # after which new work is refused
 _BASE_AGAIN_S = 0.05
+_LINK_S = 0.1  # that a batch waits for the direct link alone
+_FRAME_MARGIN_BYTES = 64 * 1024  # of a frame, for all but the content of its batches
 _REPLACED_MS = 30_000  # after which a successor may have pruned its opening segment; below the least ``replica_keep``
 
 
@@ -70,7 +79,10 @@ class LogState(Enum):
 
 
 class LogStatus(NamedTuple):
-    """Figures of a log; ``lag_batches`` are those that a lost machine would lose now."""
+    """Figures of a log; ``lag_batches`` are those that a lost machine would lose now.
+
+    ``lag_bytes`` are those that the object store lacks.
+    """
 
     state: LogState
     url: str
@@ -124,9 +136,11 @@ class ReplicationLog:
         self._batch = 0  # number of the last appended batch
         self._sent = _Sent()
         self._known_ms = 0  # when ``_sent`` was the end of the log; by a clock that counts suspension
-        self._pending: deque[bytes] = deque()  # follows the draft; ends with the last appended batch
+        self._pending: deque[bytes] = deque()  # batches after ``_sent``; ends with the last appended batch
         self._pending_bytes = 0
-        self._draft_bytes = 0
+        self._draft_batches = 0  # of the pending ones, in the segment that is being sent
+        self._linked = 0  # last batch that the member of the direct link acknowledged
+        self._is_linked = False
         self._oldest_s = 0.0  # when the first batch that is not sent was appended
         self._is_urgent = False
         self._has_moved = False  # the opening segment met one of an earlier run
@@ -163,16 +177,14 @@ class ReplicationLog:
             number = self._batch
             if self._state is not LogState.LOCAL_ONLY:
                 self._take(data or encode_batch(batch))
-            if opens or self._options.is_sync:
-                self._is_urgent = True
-                self._changed.notify_all()
-                self._await(lambda: self._sent.batch >= number)
+            if opens:
+                self._await_segment(lambda: self._sent.batch >= number)
+            elif self._options.is_sync:
+                self._await_copy(number)
             elif len(self._pending) == 1 or self._pending_bytes >= SEGMENT_BYTES_MAX:
                 self._changed.notify_all()
-            if self._lag_bytes() > self._options.lag_bytes_max:
-                self._is_urgent = True
-                self._changed.notify_all()
-                self._await(lambda: self._lag_bytes() <= self._options.lag_bytes_max)
+            if self._pending_bytes > self._options.lag_bytes_max:
+                self._await_segment(lambda: self._pending_bytes <= self._options.lag_bytes_max)
             put_position(
                 batch, Position(self._start.store, self._epoch, self._sent.number, number, self._sent.checksum)
             )
@@ -181,7 +193,7 @@ class ReplicationLog:
         since_s = self._unreachable_s
         if since_s is None or self._state is not LogState.FOLLOWING or self._clock.monotonic_s() - since_s < _HELD_S:
             return ""
-        if not self._options.is_sync and self._lag_bytes() <= self._options.lag_bytes_max:
+        if (self._is_linked or not self._options.is_sync) and self._pending_bytes <= self._options.lag_bytes_max:
             return ""
         return f"the replica at {self._objects.url} cannot be reached ({self._error}): repeat it later"
 
@@ -214,7 +226,7 @@ class ReplicationLog:
     def status(self) -> LogStatus:
         """Return the current figures."""
         with self._changed:
-            lag = self._batch - self._sent.batch
+            lag = self._batch - self._covered()
             return LogStatus(
                 state=self._state,
                 url=self._objects.url,
@@ -224,26 +236,72 @@ class ReplicationLog:
                 segment_bytes=self._segment_bytes,
                 sent_at_ms=self._sent_at_ms,
                 lag_batches=lag,
-                lag_bytes=self._lag_bytes(),
+                lag_bytes=self._pending_bytes,
                 lag_s=self._clock.monotonic_s() - self._oldest_s if lag else 0.0,
                 error=self._error,
             )
 
+    def unstored(self, after: int, wait_s: float) -> Unstored | None:
+        """Return batches for one frame of the direct link; see ``LinkedLog``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended() or self._has_frame(after), timeout=wait_s)
+            if self._has_ended():
+                return None
+            stored = self._sent.batch
+            start, size = max(after, stored), 0
+            batches: list[bytes] = []
+            for each in range(start - stored, len(self._pending)):
+                size += len(self._pending[each])
+                if size > FRAME_BYTES_MAX - _FRAME_MARGIN_BYTES:
+                    break
+                batches.append(self._pending[each])
+            return Unstored(stored, start + 1, batches, max(self._clock.now_ms(), self._sent.time_ms))
+
+    def note_link(self, batch: int | None) -> None:
+        """Note that the member of the direct link has the batches up to ``batch``; None: the link is down."""
+        with self._changed:
+            self._is_linked = batch is not None
+            self._linked = max(self._linked, batch or 0)
+            self._changed.notify_all()
+
+    def _has_ended(self) -> bool:
+        return self._failure is not None or self._deadline_s is not None
+
+    def _has_frame(self, after: int) -> bool:
+        index = max(after - self._sent.batch, 0)
+        return index < len(self._pending) and len(self._pending[index]) <= FRAME_BYTES_MAX - _FRAME_MARGIN_BYTES
+
+    def _covered(self) -> int:
+        """Return the last batch that is in the log, or that the member of the direct link has."""
+        return max(self._sent.batch, self._linked)
+
+    def _await_copy(self, number: int) -> None:
+        self._changed.notify_all()
+        if self._is_linked:
+            self._changed.wait_for(
+                lambda: self._covered() >= number or not self._is_linked or self._failure is not None, timeout=_LINK_S
+            )
+        if self._covered() < number:
+            self._await_segment(lambda: self._covered() >= number)
+
+    def _await_segment(self, is_done: Callable[[], bool]) -> None:
+        self._is_urgent = True
+        self._changed.notify_all()
+        self._await(is_done)
+
     def _take(self, data: bytes) -> None:
-        if not self._pending and not self._draft_bytes:
+        if not self._pending:
             self._oldest_s = self._clock.monotonic_s()
         self._pending.append(data)
         self._pending_bytes += len(data)
-        if self._state is LogState.REJOINING and self._lag_bytes() > self._options.lag_bytes_max:
+        if self._state is LogState.REJOINING and self._pending_bytes > self._options.lag_bytes_max:
             self._drop_pending()  # the base that is being made comes too late
 
     def _drop_pending(self) -> None:
-        self._pending.clear()
-        self._pending_bytes = 0
+        """Forget the batches that are not in the segment that is being sent."""
+        while len(self._pending) > self._draft_batches:
+            self._pending_bytes -= len(self._pending.pop())
         self._state = LogState.LOCAL_ONLY
-
-    def _lag_bytes(self) -> int:
-        return self._pending_bytes + self._draft_bytes
 
     def _grace_s(self) -> float:
         deadline_s = self._deadline_s
@@ -345,7 +403,8 @@ class ReplicationLog:
                         return
                 except LogMoved:
                     with self._changed:
-                        self._draft_bytes, self._has_moved = 0, True
+                        self._remove_sent(len(self._pending))
+                        self._has_moved = True
                         self._changed.notify_all()
                     continue
                 if self._state is LogState.LOCAL_ONLY and not self._rejoin():
@@ -372,15 +431,16 @@ class ReplicationLog:
                 wait_s = self._oldest_s + self._options.every_s - self._clock.monotonic_s() if self._pending else None
                 self._changed.wait(wait_s)
             batches: list[bytes] = []
-            while self._pending and len(batches) < SEGMENT_BATCHES_MAX:
-                if batches and self._draft_bytes + len(self._pending[0]) > SEGMENT_BYTES_MAX:
+            size = 0
+            for each in islice(self._pending, SEGMENT_BATCHES_MAX):
+                size += len(each)
+                if batches and size > SEGMENT_BYTES_MAX:
                     break
-                batches.append(self._pending.popleft())
-                self._draft_bytes += len(batches[-1])
-            self._pending_bytes -= self._draft_bytes
-            self._is_urgent = bool(self._pending)
-            last_batch = self._batch - len(self._pending)
-            first_batch, number, epoch = last_batch - len(batches) + 1, self._sent.number + 1, self._epoch
+                batches.append(each)
+            self._draft_batches = len(batches)
+            self._is_urgent = len(self._pending) > len(batches)
+            first_batch, number, epoch = self._batch - len(self._pending) + 1, self._sent.number + 1, self._epoch
+            last_batch = first_batch + len(batches) - 1
         nonce = secrets.token_bytes(NONCE_BYTES)
         time_ms = max(self._clock.now_ms(), self._sent.time_ms)
         head = SegmentHead(self._start.store, epoch, number, first_batch, time_ms, nonce, self._sent.checksum)
@@ -401,14 +461,7 @@ class ReplicationLog:
         The same bytes are put under the same number until the object store has an object there.
         """
         retry_s = _RETRY_S_MIN
-        while True:
-            try:
-                is_written = self._objects.create(segment_name(draft.becomes.number), draft.data)
-                if is_written or self._is_own(draft):
-                    self._require_end(draft)
-                    break
-            except ReplicaUnavailable as error:
-                self._unreachable(error)
+        while (becomes := self._put(draft)) is None:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_closed, timeout=retry_s)
                 if self._is_closed and not self._grace_s():
@@ -416,8 +469,9 @@ class ReplicationLog:
             retry_s = min(2 * retry_s, _RETRY_S_MAX)
         self._reachable()
         with self._changed:
-            self._sent = draft.becomes
-            self._draft_bytes = 0
+            self._remove_sent(becomes.batch - self._sent.batch)
+            self._is_urgent |= becomes.batch < draft.becomes.batch  # the rest of the draft may be awaited
+            self._sent = becomes
             self._oldest_s = self._clock.monotonic_s()
             self._segments += 1
             self._segment_bytes += len(draft.data)
@@ -425,27 +479,49 @@ class ReplicationLog:
             self._changed.notify_all()
         return True
 
-    def _require_end(self, draft: _Draft) -> None:
-        """Raise ``ReplicaFenced`` if the log continues after the draft.
+    def _put(self, draft: _Draft) -> _Sent | None:
+        """Put a segment once; return the one that the log has under its number, None if that is in doubt."""
+        try:
+            is_written = self._objects.create(segment_name(draft.becomes.number), draft.data)
+            becomes = draft.becomes if is_written else self._find(draft)
+            if becomes is not None:
+                self._require_end(becomes.number)
+        except ReplicaUnavailable as error:
+            self._unreachable(error)
+            return None
+        return becomes
+
+    def _remove_sent(self, count: int) -> None:
+        """Remove the first batches: the log has them."""
+        for _ in range(count):
+            self._pending_bytes -= len(self._pending.popleft())
+        self._draft_batches = 0
+
+    def _require_end(self, number: int) -> None:
+        """Raise ``ReplicaFenced`` if the log continues after segment ``number``.
 
         A process that was stopped for long may have been replaced, and the segment that fenced it pruned.
         """
         now_ms = self._clock.boot_ms()
         if now_ms - self._known_ms >= _REPLACED_MS:
-            name = segment_name(draft.becomes.number)
+            name = segment_name(number)
             if later := self._objects.list(PREFIX, name):
                 raise ReplicaFenced(f"another daemon holds {later[0]} at {self._objects.url}")
         self._known_ms = now_ms
 
-    def _is_own(self, draft: _Draft) -> bool:
-        """Return True if the object under the draft's number is the draft; False if there is no object after all."""
+    def _find(self, draft: _Draft) -> _Sent | None:
+        """Return the segment under the draft's number if its batches are ours; None if there is no object after all."""
         name = segment_name(draft.becomes.number)
         found = self._objects.read(name)
         if found is None:
-            return False
+            return None
         if found[0] == draft.data:
-            return True
-        head = decode_segment(found[0], name).head
+            return draft.becomes
+        segment = decode_segment(found[0], name)
+        head = segment.head
+        if self._has_batches(segment):
+            log.info("link_segment_found", number=head.number, batches=len(segment.batches))
+            return _Sent(head.number, segment.checksum, segment.last_batch, head.time_ms)
         if head.store != self._start.store:
             raise ReplicaForeign(f"the log at {self._objects.url} is written by store {head.store:016x}, too")
         if head.nonce == draft.nonce:
@@ -454,6 +530,15 @@ class ReplicationLog:
             raise LogMoved  # the last segment of a replaced daemon, which the opening must follow
         raise ReplicaFenced(f"another daemon holds {name} at {self._objects.url}, with epoch {head.epoch}")
 
+    def _has_batches(self, segment: Segment) -> bool:
+        """Return True if a standby wrote the segment, of batches of this run that it has by the direct link."""
+        head, sent = segment.head, self._sent
+        if (head.store, head.epoch, head.previous) != (self._start.store, self._epoch, sent.checksum):
+            return False
+        with self._changed:
+            pending = list(islice(self._pending, len(segment.batches)))
+        return head.first_batch == sent.batch + 1 and pending == [encode_batch(each) for each in segment.batches]
+
     def _unreachable(self, error: ReplicaUnavailable) -> None:
         self._error = error.reason
         now_s = self._clock.monotonic_s()
@@ -461,7 +546,7 @@ class ReplicationLog:
             self._unreachable_s = now_s
             log.warning("replica_unreachable", url=self._objects.url, error=error.reason)
         with self._changed:
-            is_over = self._options.is_sync or self._lag_bytes() > self._options.lag_bytes_max
+            is_over = self._options.is_sync or self._pending_bytes > self._options.lag_bytes_max
             if (
                 is_over
                 and self._options.when_unreachable == "local_only"

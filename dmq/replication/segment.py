@@ -38,6 +38,7 @@ _ZSTD_LEVEL = 1
 _Rows = tuple[list[tuple[int, bytes, bytes]], list[tuple[int, bytes]], list[tuple[int, bytes, bytes]]]
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(list[_Rows])
+_batch_decoder = msgspec.msgpack.Decoder(_Rows)
 
 
 class SegmentHead(NamedTuple):
@@ -79,6 +80,11 @@ def number_of(name: str) -> int | None:
 def encode_batch(batch: Batch) -> bytes:
     """Return the msgpack of a batch."""
     return _encode((batch.ranges, batch.deletes, batch.puts))
+
+
+def decode_batch(data: bytes) -> Batch:
+    """Undo ``encode_batch``."""
+    return _batch(*_batch_decoder.decode(data))
 
 
 def encode_segment(head: SegmentHead, batches: Sequence[bytes]) -> tuple[bytes, bytes]:

@@ -15,9 +15,10 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import ReplicaDamaged, ReplicaFenced, ReplicaForeign, StartRefused
 from dmq.replication.base import download, newest_base
-from dmq.replication.following import SegmentMissing, apply, follow, last_segment, read_segment
+from dmq.replication.following import SegmentMissing, apply, follow, last_segment, put_position, read_segment
+from dmq.replication.link import Received, ReceivedBatch, following
 from dmq.replication.objects import ObjectStore
-from dmq.replication.segment import Segment
+from dmq.replication.segment import Segment, SegmentHead, decode_batch
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell
@@ -75,8 +76,10 @@ def read_directory(cell: Cell) -> DirectoryState | None:
 class Standby:
     """Standby in a locked directory. Not thread-safe."""
 
-    def __init__(self, objects: ObjectStore, cell: Cell, clock: Clock) -> None:
+    def __init__(self, objects: ObjectStore, cell: Cell, clock: Clock, received: Received | None = None) -> None:
+        """``received`` are the batches that came by the direct link. They are applied once the log has them."""
         self._objects = objects
+        self._received = received
         self._clock = clock
         self._is_live = False  # the last look reached the end of the log
         self._ahead_ms: int | None = None  # of this clock before the primary's, at most
@@ -111,15 +114,14 @@ class Standby:
             self._open()
             return self._apply()
 
-    def promote(self, is_held: Callable[[], bool] = lambda: True) -> None:
+    def promote(self, epoch: int | None = None, is_held: Callable[[], bool] = lambda: True) -> None:
         """Apply the rest of the log, and make the directory the original one of the store. It is closed after that.
 
         Raise ``StartRefused`` if the clock of this host is ahead of the primary's: it would deliver early. Raise
-        ``ReplicaFenced`` unless the lease ``is_held`` after the last look: the log may have segments of a successor.
+        ``ReplicaFenced`` if the log continues after ``epoch``, and unless the lease ``is_held`` after the last look:
+        the log may have segments of a successor.
         """
-        self.catch_up(is_last=True)
-        if not is_held():
-            raise ReplicaFenced("the lease ended before this standby was promoted")
+        self._catch_up_last(epoch, is_held)
         if self._ahead_ms is not None and self._ahead_ms > AHEAD_MS_MAX:
             raise StartRefused(
                 f"the clock of this host is {self._ahead_ms / 1000:.1f} s ahead of the primary's (limit "
@@ -137,6 +139,14 @@ class Standby:
         engine.write(batch)
         engine.sync()
         self.close()
+
+    def _catch_up_last(self, epoch: int | None, is_held: Callable[[], bool]) -> None:
+        self.catch_up(is_last=True)
+        if not is_held():
+            raise ReplicaFenced("the lease ended before this standby was promoted")
+        if epoch is not None and self._position.epoch != epoch:
+            found = self._position.epoch
+            raise ReplicaFenced(f"another daemon continued the log at {self._objects.url}, with epoch {found}")
 
     def close(self) -> None:
         """Close the database; the directory stays locked."""
@@ -199,6 +209,8 @@ class Standby:
         was_live, self._is_live = self._is_live, False
         for segment in self._follow(has_check=has_check):
             head = segment.head
+            if self._received is not None and head.epoch != position.epoch:
+                self._keep_tail(self._received, head)
             if head.epoch != position.epoch and head.first_batch <= position.batch:
                 raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=True)
             if head.first_batch > position.batch + 1:
@@ -213,6 +225,45 @@ class Standby:
         self._is_live, self._was_primary = True, False
         self._checked_s = now_s if has_check else self._checked_s
         return count
+
+    def _keep_tail(self, received: Received, head: SegmentHead) -> None:
+        """Keep the received batches without which the log continues, as a diverged store, and forget all earlier ones.
+
+        Batches before the first one of the log are in a base.
+        """
+        position, cell, engine = self._position, self._cell, self._engine
+        assert engine is not None
+        last = received.last(position.store, position.epoch)
+        if last >= max(head.first_batch, position.batch + 1):
+            try:
+                batches = list(following(received.after(*position[:2], position.batch), position.batch))
+            except ReplicaDamaged as damaged:
+                log.error("link_batches_lost", path=str(cell.path), error=str(damaged))  # noqa: TRY400
+                batches = []
+            self._keep(batches, engine)
+        received.drop_before(position.store, head.epoch)
+
+    def _keep(self, batches: list[ReceivedBatch], engine: RocksEngine) -> None:
+        """Keep a copy of the database with these batches."""
+        if not batches:
+            return
+        position, path = self._position, self._cell.path
+        kept = path / f"diverged-{position.epoch}-{batches[-1].number}"
+        shutil.rmtree(kept, ignore_errors=True)
+        engine.sync()
+        engine.checkpoint(kept)
+        copy = RocksEngine(kept)
+        try:
+            for each in batches:
+                batch = decode_batch(each.data)
+                put_position(batch, position._replace(batch=each.number))
+                copy.write(batch)
+            copy.sync()
+        finally:
+            copy.close()
+        sync_directory(path)
+        why = "the log continues without batches of the direct link"
+        log.error("replica_diverged", kept=str(kept), batch=batches[-1].number, why=why)
 
     def _follow(self, *, has_check: bool) -> Iterator[Segment]:
         """Yield the new segments. The next ones may have been pruned: a newer base has them."""

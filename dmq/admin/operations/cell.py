@@ -178,6 +178,9 @@ class RunningDaemon:
         replica = self.replica()
         if replica is not None and replica.state != "following":
             said.append(f"replica: {replica.lag_batches:,} batches are not in the second copy; see dmq replica status")
+        if replica is not None and replica.link in ("down", "sealed"):
+            reason = f" ({replica.link_error})" if replica.link_error else ""
+            said.append(f"replica: the direct link is {replica.link}{reason}: writes wait for the object store")
         if clock.is_held:
             said.append("clock: stepped forward by too much, not followed yet; see dmq clock")
         elif not clock.is_steady:

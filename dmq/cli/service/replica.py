@@ -104,22 +104,46 @@ def check(
 
 @app.command()
 @with_output
-def promote(session: Session, *, replica_url: UrlOption) -> None:
+def promote(
+    session: Session,
+    *,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Allow any standby to take over, without the messages that only the standby of the direct link has.",
+        ),
+    ] = False,
+    replica_url: UrlOption,
+) -> None:
     """Release the lease of the primary; a running standby takes over.
 
-    A primary that is still running ends. It acknowledges no write after the takeover.
+    A primary that is still running ends. It acknowledges no write after the takeover. If a standby with a direct link
+    may have messages that the log lacks, only that one takes over. If it is lost, stop the primary and repeat the
+    command with --accept-loss: messages acknowledged since the last segment are lost then.
     """
     with offline():
         from dmq.replication.objects import open_objects
-        from dmq.replication.role import release_lease
+        from dmq.replication.role import link_member, release_lease, release_link
 
-        record = release_lease(open_objects(replica_url))
+        objects = open_objects(replica_url)
+        member = link_member(objects)
+        if accept_loss:
+            release_link(objects)
+        record = release_lease(objects)
     if record is None:
         raise CommandFailed("the replica has no lease: no primary was started with it", ExitCode.NOT_FOUND)
     if session.as_json:
-        out.show_json({"released": record.address, "epoch": record.epoch})
-    else:
-        out.show_facts([("released", f"the lease of {record.address}, epoch {record.epoch:,}")])
+        link = member.address or member.member if member is not None else ""
+        out.show_json({"released": record.address, "epoch": record.epoch, "link": link, "loss_accepted": accept_loss})
+        return
+    facts = [("released", f"the lease of {record.address}, epoch {record.epoch:,}")]
+    if member is not None:
+        name = member.address or member.member
+        lost = f"any standby, without the messages that only {name} has"
+        only = f"only the standby at {name}; --accept-loss allows others, and loses the messages that only it has"
+        facts.append(("takes over", lost if accept_loss else only))
+    out.show_facts(facts)
 
 
 @app.command()

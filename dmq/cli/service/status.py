@@ -120,6 +120,20 @@ def _backups(backups: wire.PeriodicBackups, now_ms: int) -> list[tuple[str, str]
     ]
 
 
+def _link_facts(replica: wire.Replica) -> list[tuple[str, str]]:
+    """Return the line about the direct link; none if it is off."""
+    address, error = replica.link_address, f": {replica.link_error}" if replica.link_error else ""
+    texts = {
+        "waiting": "no standby offers one" if replica.role == "primary" else "the primary is not connected",
+        "down": f"DOWN to {address}{error}; writes wait for the object store",
+        "in_sync": f"in sync with {address}, {replica.link_batches:,} batches acknowledged",
+        "sealed": "SEALED by a takeover; writes wait for the object store",
+        "connected": "the primary is connected",
+        "reserved": f"NO TAKEOVER here: only {address} may take over, since the log may lack its batches",
+    }
+    return [("link", texts.get(replica.link, replica.link))] if replica.link else []
+
+
 def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
     """Return the lines about the second copy of the store."""
     if replica.role == "standby":
@@ -130,6 +144,7 @@ def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
             ("role", f"standby of {replica.primary or 'an unknown primary'}"),
             ("", f"had the whole log {out.about(replica.lag_ms)} ago"),
             ("", f"applied: epoch {replica.epoch:,}, segment {replica.segment:,}{applied}"),
+            *_link_facts(replica),
         ]
     at_risk = "nothing would be lost with this machine"
     if replica.lag_batches:
@@ -145,6 +160,7 @@ def replica_facts(replica: wire.Replica, now_ms: int) -> list[tuple[str, str]]:
         *([("", f"UNREACHABLE: {replica.error}")] if replica.error else []),
         ("", at_risk),
         ("", f"epoch {replica.epoch:,}, segment {replica.segment:,}{sent}"),
+        *_link_facts(replica),
         ("bases", f"{base}{size}{check if replica.base_bytes else ''}"),
         *([("", f"FAILED: {replica.base_error}")] if replica.base_error else []),
     ]

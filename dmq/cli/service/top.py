@@ -221,6 +221,7 @@ def _replica(status: wire.GetStatusResponse) -> str:
         return ""
     replica = status.replica
     error = f", UNREACHABLE: {replica.error}" if replica.error else ""
+    error += f", link {replica.link.replace('_', ' ')}" if replica.link else ""
     if replica.role == "standby":
         return f"standby, had the whole log {out.about(replica.lag_ms)} ago{error}"
     lag = f", behind for {out.about(replica.lag_ms)}" if replica.lag_batches else ""

