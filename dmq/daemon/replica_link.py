@@ -15,7 +15,7 @@ from dmq.errors import DmqError
 from dmq.rocketmq_server.transport.tls import Certificates
 
 if TYPE_CHECKING:
-    from dmq.replication.link import Channel, LinkListener
+    from dmq.replication.link import LinkChannel, LinkListener
 
 
 class LinkPort:
@@ -26,7 +26,7 @@ class LinkPort:
         self._context = context
         self._listener: LinkListener | None = None
 
-    def start(self, serve: Callable[[Channel], None]) -> str:
+    def start(self, serve: Callable[[LinkChannel], None]) -> str:
         """Listen, and return the address for the primary."""
         from dmq.replication.link import LinkListener
 
@@ -47,7 +47,7 @@ def server_context(config: DaemonConfig, clock: Clock) -> Callable[[], ssl.SSLCo
     return Certificates(*files, clock, authority, tells_expiry=False).context
 
 
-def dial_standby(config: DaemonConfig, address: str) -> Channel:
+def dial_standby(config: DaemonConfig, address: str) -> LinkChannel:
     """Connect to a standby; raise ``LinkBroken``. The address is from its registration."""
     from dmq.replication.link import LinkBroken, dial
 

@@ -28,7 +28,7 @@ from dmq.errors import ReplicaForeign, StartRefused
 from dmq.replication.base import list_bases, read_base
 from dmq.replication.following import last_segment
 from dmq.replication.lease import LEASE, Lease, LeaseKeeper, LeaseRecord
-from dmq.replication.link import LINK, LinkRecord, Listener, Received, StandbyLink
+from dmq.replication.link import LINK, LinkEndpoint, LinkRecord, ReceivedBatches, StandbyLink
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable
 from dmq.replication.segment import SegmentHead
 from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
@@ -133,7 +133,7 @@ class Primacy:
         term_ms: int,
         on_lost: Callable[[str], None],
         on_follow: Callable[[], None] = lambda: None,
-        listener: Listener | None = None,
+        listener: LinkEndpoint | None = None,
     ) -> None:
         """``registers`` are the same objects, with calls that time out well within the term.
 
@@ -252,7 +252,7 @@ class Primacy:
                 self.leave()
 
     def _begin_standby(self, cell: Cell, on_standby: Callable[[], None]) -> Standby:
-        received = Received(self._data, makes=self._listener is not None)
+        received = ReceivedBatches(self._data, makes=self._listener is not None)
         standby = Standby(self._objects, cell, self._clock, received)
         self._link = StandbyLink(self._objects, self._registers, received, standby, self._listener)
         self.standby = StandbyFigures(Position(0, 0, 0, 0, NO_CHECKSUM), 0, self._clock.monotonic_s())

@@ -16,7 +16,7 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import ReplicaDamaged, ReplicaFenced, ReplicaForeign, StartRefused
 from dmq.replication.base import download, newest_base
 from dmq.replication.following import SegmentMissing, apply, follow, last_segment, put_position, read_segment
-from dmq.replication.link import Received, ReceivedBatch, following
+from dmq.replication.link import ReceivedBatch, ReceivedBatches, following
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import Segment, SegmentHead, decode_batch
 from dmq.store.engines.engine import Batch
@@ -76,7 +76,7 @@ def read_directory(cell: Cell) -> DirectoryState | None:
 class Standby:
     """Standby in a locked directory. Not thread-safe."""
 
-    def __init__(self, objects: ObjectStore, cell: Cell, clock: Clock, received: Received | None = None) -> None:
+    def __init__(self, objects: ObjectStore, cell: Cell, clock: Clock, received: ReceivedBatches | None = None) -> None:
         """``received`` are the batches that came by the direct link. They are applied once the log has them."""
         self._objects = objects
         self._received = received
@@ -226,7 +226,7 @@ class Standby:
         self._checked_s = now_s if has_check else self._checked_s
         return count
 
-    def _keep_tail(self, received: Received, head: SegmentHead) -> None:
+    def _keep_tail(self, received: ReceivedBatches, head: SegmentHead) -> None:
         """Keep the received batches without which the log continues, as a diverged store, and forget all earlier ones.
 
         Batches before the first one of the log are in a base.

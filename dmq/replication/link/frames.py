@@ -1,7 +1,7 @@
 """Messages of the direct link, in msgpack. The primary sends, and the standby answers each message.
 
-Hello    > Welcome     once
-Frame    > int         batches, or none as a sign of life; the answer is the last batch that the standby has
+LinkHello    > LinkWelcome     once
+LinkFrame    > int         batches, or none as a sign of life; the answer is the last batch that the standby has
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ __all__ = [
     "FRAME_BYTES_MAX",
     "HELLO_BYTES_MAX",
     "VERSION",
-    "Channel",
-    "Frame",
-    "Hello",
     "LinkBroken",
-    "Welcome",
+    "LinkChannel",
+    "LinkFrame",
+    "LinkHello",
+    "LinkWelcome",
     "decode",
     "encode",
 ]
@@ -40,7 +40,7 @@ class LinkBroken(DmqError):
     retriable = True
 
 
-class Hello(msgspec.Struct, frozen=True, array_like=True):
+class LinkHello(msgspec.Struct, frozen=True, array_like=True):
     """Primary of a log. Newer versions append fields."""
 
     version: _Number
@@ -48,7 +48,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     epoch: _Number
 
 
-class Welcome(msgspec.Struct, frozen=True, array_like=True):
+class LinkWelcome(msgspec.Struct, frozen=True, array_like=True):
     """Answer of a standby; it is empty except for a ``refusal``."""
 
     version: _Number
@@ -57,7 +57,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
     refusal: str
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True):
+class LinkFrame(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive batches of the primary."""
 
     first: _Number
@@ -71,7 +71,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
         return self.first + len(self.batches) - 1
 
 
-class Channel(Protocol):
+class LinkChannel(Protocol):
     """Connection with messages. Every method raises ``LinkBroken``."""
 
     def send(self, body: bytes, timeout_s: float) -> None:

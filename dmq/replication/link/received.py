@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from dmq.errors import ReplicaDamaged
-from dmq.replication.link.frames import Frame, LinkBroken, decode
+from dmq.replication.link.frames import LinkBroken, LinkFrame, decode
 from dmq.store.files.durable import make_directory, sync_directory, sync_file
 
 _FILE_BYTES_MAX = 8 * 1024 * 1024  # then the next frame begins a file
@@ -49,8 +49,8 @@ class _File:
     last: int  # number of its last batch; 0: none
 
 
-class Received:
-    """Received batches in a locked directory. All threads may call."""
+class ReceivedBatches:
+    """ReceivedBatches batches in a locked directory. All threads may call."""
 
     def __init__(self, data: Path, *, makes: bool) -> None:
         """Without ``makes`` nothing is created; ``member`` is empty if the directory has never received batches."""
@@ -70,7 +70,7 @@ class Received:
             self._begin_file(store, epoch)
             return self._last(store, epoch)
 
-    def add(self, frame: Frame, body: bytes) -> int:
+    def add(self, frame: LinkFrame, body: bytes) -> int:
         """Write a frame, durable on return; return the last batch. Drop the files that the object store has.
 
         Raise ``OSError`` and ``LinkBroken``; the connection has to end then.
@@ -192,7 +192,7 @@ def following(received: Iterable[ReceivedBatch], batch: int) -> Iterator[Receive
             yield each
 
 
-def _frames(path: Path) -> Iterator[Frame]:
+def _frames(path: Path) -> Iterator[LinkFrame]:
     """Yield the whole frames of a file. Raise ``ReplicaDamaged`` if one before the last is not whole."""
     with closing(path.open("rb")) as file:
         data = file.read()
@@ -209,6 +209,6 @@ def _frames(path: Path) -> Iterator[Frame]:
                 raise ReplicaDamaged(f"{path} is damaged: a frame at byte {begin} does not match its checksum")
             return
         try:
-            yield decode(body, Frame)
+            yield decode(body, LinkFrame)
         except LinkBroken as error:
             raise ReplicaDamaged(f"{path} is damaged: {error}") from error

@@ -11,15 +11,15 @@ from dmq.replication.link.frames import (
     FRAME_BYTES_MAX,
     HELLO_BYTES_MAX,
     VERSION,
-    Channel,
-    Frame,
-    Hello,
     LinkBroken,
-    Welcome,
+    LinkChannel,
+    LinkFrame,
+    LinkHello,
+    LinkWelcome,
     decode,
     encode,
 )
-from dmq.replication.link.received import Received
+from dmq.replication.link.received import ReceivedBatches
 from dmq.replication.link.record import LINK, LinkRecord, is_nameable
 from dmq.replication.objects import ObjectStore
 from dmq.store.schema.position import Position
@@ -34,26 +34,26 @@ _SEND_S = 5.0
 class LinkReceiver:
     """Receives batches from one primary at a time, until ``close``."""
 
-    def __init__(self, received: Received, registers: ObjectStore, position: Callable[[], Position]) -> None:
+    def __init__(self, received: ReceivedBatches, registers: ObjectStore, position: Callable[[], Position]) -> None:
         """``position`` returns the current position of the standby, from any thread."""
         self._received = received
         self._registers = registers
         self._position = position
         self._changed = threading.Condition()
         self._is_closed = False
-        self._channel: Channel | None = None
+        self._channel: LinkChannel | None = None
 
     @property
     def is_connected(self) -> bool:
         """Return True while a primary is connected."""
         return self._channel is not None
 
-    def serve(self, channel: Channel) -> None:
+    def serve(self, channel: LinkChannel) -> None:
         """Serve a connection to its end."""
         try:
-            hello = decode(channel.receive(HELLO_BYTES_MAX, HELLO_S), Hello)
+            hello = decode(channel.receive(HELLO_BYTES_MAX, HELLO_S), LinkHello)
             if refusal := self._refusal(hello):
-                channel.send(encode(Welcome(VERSION, "", 0, refusal)), _SEND_S)
+                channel.send(encode(LinkWelcome(VERSION, "", 0, refusal)), _SEND_S)
                 log.warning("link_refused", epoch=hello.epoch, why=refusal)
                 return
             self._follow(channel, hello)
@@ -78,7 +78,7 @@ class LinkReceiver:
         with self._changed:
             self._is_closed = False
 
-    def _refusal(self, hello: Hello) -> str:
+    def _refusal(self, hello: LinkHello) -> str:
         position = self._position()
         if hello.version != VERSION:
             return f"this standby has version {VERSION} of the direct link, the primary {hello.version}: upgrade both"
@@ -91,7 +91,7 @@ class LinkReceiver:
             return f"a takeover from epoch {hello.epoch} began"
         return ""
 
-    def _follow(self, channel: Channel, hello: Hello) -> None:
+    def _follow(self, channel: LinkChannel, hello: LinkHello) -> None:
         with self._changed:
             if self._is_closed:
                 raise LinkBroken("this standby takes over")
@@ -99,11 +99,11 @@ class LinkReceiver:
             last = self._received.begin(hello.store, hello.epoch)
         if earlier is not None:
             earlier.close()
-        channel.send(encode(Welcome(VERSION, self._received.member, last, "")), _SEND_S)
+        channel.send(encode(LinkWelcome(VERSION, self._received.member, last, "")), _SEND_S)
         log.info("link_connected", epoch=hello.epoch, batch=last)
         while True:
             body = channel.receive(FRAME_BYTES_MAX, SILENCE_S)
-            frame = decode(body, Frame)
+            frame = decode(body, LinkFrame)
             if frame.batches and frame.first != max(last, frame.stored) + 1:
                 raise LinkBroken(f"batch {frame.first} does not follow batch {max(last, frame.stored)}")
             with self._changed:
@@ -111,6 +111,6 @@ class LinkReceiver:
                 last = self._received.add(frame, body)
             channel.send(encode(last), _SEND_S)
 
-    def _require_current(self, channel: Channel) -> None:
+    def _require_current(self, channel: LinkChannel) -> None:
         if self._is_closed or self._channel is not channel:
             raise LinkBroken("this standby takes over, or has another connection")

@@ -1,4 +1,4 @@
-"""Register of the direct link: the standby whose acknowledgements count.
+"""Register of the direct link: the standby with acknowledgements that count.
 
 Each write replaces the record that its writer has read. So a primary and a takeover never both believe that their write
 is the last one:

@@ -17,11 +17,11 @@ from dmq.errors import DmqError
 from dmq.replication.link.frames import (
     HELLO_BYTES_MAX,
     VERSION,
-    Channel,
-    Frame,
-    Hello,
     LinkBroken,
-    Welcome,
+    LinkChannel,
+    LinkFrame,
+    LinkHello,
+    LinkWelcome,
     decode,
     encode,
 )
@@ -86,18 +86,18 @@ class LinkSender:
         linked_log: LinkedLog,
         registers: ObjectStore,
         clock: Clock,
-        dial: Callable[[str], Channel],
+        dial: Callable[[str], LinkChannel],
         *,
         store: int,
         epoch: int,
         patience_s: float,
     ) -> None:
-        """``dial`` connects to an address. A member whose link is down for ``patience_s`` is removed."""
+        """``dial`` connects to an address. A member is removed if its link is down for ``patience_s``."""
         self._log = linked_log
         self._registers = registers
         self._clock = clock
         self._dial = dial
-        self._hello = Hello(VERSION, store, epoch)
+        self._hello = LinkHello(VERSION, store, epoch)
         self._epoch = epoch
         self._patience_s = patience_s
         self._addresses: Sequence[str] = ()
@@ -170,9 +170,9 @@ class LinkSender:
             if self._member and self._lost_s is None:
                 self._lost_s = self._clock.monotonic_s()
 
-    def _hold(self, channel: Channel, address: str) -> None:
+    def _hold(self, channel: LinkChannel, address: str) -> None:
         channel.send(encode(self._hello), ANSWER_S)
-        welcome = decode(channel.receive(HELLO_BYTES_MAX, ANSWER_S), Welcome)
+        welcome = decode(channel.receive(HELLO_BYTES_MAX, ANSWER_S), LinkWelcome)
         if welcome.refusal:
             raise LinkBroken(welcome.refusal)
         if self._member not in ("", welcome.member):
@@ -182,7 +182,7 @@ class LinkSender:
             expected = max(received, unstored.stored) + 1
             if unstored.first != expected:
                 raise LinkBroken(f"the standby has batch {received}, which this primary did not write")
-            frame = Frame(unstored.first, unstored.stored, unstored.time_ms, unstored.batches)
+            frame = LinkFrame(unstored.first, unstored.stored, unstored.time_ms, unstored.batches)
             channel.send(encode(frame), ANSWER_S)
             received = decode(channel.receive(HELLO_BYTES_MAX, ANSWER_S), int)
             if unstored.batches and received != frame.last:
@@ -214,7 +214,7 @@ class LinkSender:
                 return
 
     def _remove_lost(self) -> None:
-        """Remove a member whose link is down for long, once the object store has the batches that it acknowledged."""
+        """Remove the member if its link is down for long and the object store has the batches that it acknowledged."""
         lost_s = self._lost_s
         if not self._member or lost_s is None or self._clock.monotonic_s() - lost_s < self._patience_s:
             return

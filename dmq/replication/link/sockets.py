@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import AddressInUse, DmqError
-from dmq.replication.link.frames import Channel, LinkBroken
+from dmq.replication.link.frames import LinkBroken, LinkChannel
 
 log = LibraryLog("dmq.replication")
 
@@ -74,7 +74,7 @@ class SocketChannel:
         return bytes(data)
 
 
-def dial(host: str, port: int, context: ssl.SSLContext | None) -> Channel:
+def dial(host: str, port: int, context: ssl.SSLContext | None) -> LinkChannel:
     """Connect to a standby; raise ``LinkBroken``. The certificate must name ``host``."""
     try:
         connection = socket.create_connection((host, port), _CONNECT_S)
@@ -103,7 +103,7 @@ class LinkListener:
         self._count = 0  # of connections
         self._closed = threading.Event()
 
-    def start(self, serve: Callable[[Channel], None]) -> int:
+    def start(self, serve: Callable[[LinkChannel], None]) -> int:
         """Listen, and serve each connection in a thread of its own; return the port. Raise ``AddressInUse``."""
         try:
             is_ipv6 = ":" in self._host
@@ -130,7 +130,7 @@ class LinkListener:
         for each in connections:
             SocketChannel(each).close()
 
-    def _accept(self, listening: socket.socket, serve: Callable[[Channel], None]) -> None:
+    def _accept(self, listening: socket.socket, serve: Callable[[LinkChannel], None]) -> None:
         while not self._closed.is_set():
             try:
                 connection, _ = listening.accept()
@@ -147,7 +147,7 @@ class LinkListener:
                 continue
             threading.Thread(target=self._serve, args=(connection, serve), name="dmq-link-standby", daemon=True).start()
 
-    def _serve(self, connection: socket.socket, serve: Callable[[Channel], None]) -> None:
+    def _serve(self, connection: socket.socket, serve: Callable[[LinkChannel], None]) -> None:
         peer = connection
         try:
             connection.settimeout(HANDSHAKE_S)

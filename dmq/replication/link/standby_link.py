@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from broker_adapter.runtime.log import LibraryLog
-from dmq.replication.link.frames import Channel
-from dmq.replication.link.received import Received, ReceivedBatch, following
+from dmq.replication.link.frames import LinkChannel
+from dmq.replication.link.received import ReceivedBatch, ReceivedBatches, following
 from dmq.replication.link.receiver import LinkReceiver
 from dmq.replication.link.record import LINK, LinkRecord, is_reserved, sealed
 from dmq.replication.objects import ObjectStore
@@ -21,10 +21,10 @@ _SEGMENT_BYTES_MAX = 8 * 1024 * 1024
 _SEGMENT_BATCHES_MAX = 65_536
 
 
-class Listener(Protocol):
+class LinkEndpoint(Protocol):
     """Port of the direct link."""
 
-    def start(self, serve: Callable[[Channel], None]) -> str:
+    def start(self, serve: Callable[[LinkChannel], None]) -> str:
         """Listen, serve each connection in a thread of its own, and return the address for the primary."""
         ...
 
@@ -58,9 +58,9 @@ class StandbyLink:
         self,
         objects: ObjectStore,
         registers: ObjectStore,
-        received: Received,
+        received: ReceivedBatches,
         follower: Follower,
-        listener: Listener | None,
+        listener: LinkEndpoint | None,
     ) -> None:
         """Without a ``listener`` it receives nothing, and only knows the batches of an earlier process."""
         self._objects = objects

@@ -501,3 +501,24 @@ def test_a_replica_without_a_place_is_refused(flags: dict[str, object], said: st
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         load(flags)
     assert "secret" not in str(caught.value)
+
+
+_LINKED = {"replica": "sync", "replica_url": "file:///copy", "replica_link": "127.0.0.1:8085"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"replica": "async"}, "requires replica = sync; replica is async"),
+        ({"durability": "process"}, "requires durability = disk; durability is process"),
+        ({"replica_when_unreachable": "local_only"}, "requires replica_when_unreachable = hold"),
+        ({"replica_link": "10.0.0.1:8085"}, "open to other hosts, which needs replica_link_ca"),
+        ({"replica_link": "off", "replica_link_ca": "ca.pem"}, "replica_link_ca requires replica_link"),
+        ({"replica_link_ca": "ca.pem"}, "requires a tls_certificate that is a file"),
+    ],
+)
+def test_an_unsafe_direct_link_is_refused(flags: dict[str, object], reason: str) -> None:
+    """The copy on the local disk counts, no write leaves it out, and other hosts need certificates."""
+    load(_LINKED)
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        load(_LINKED | flags)

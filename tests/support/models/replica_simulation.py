@@ -561,7 +561,7 @@ def simulated_modules() -> Iterator[None]:
                 Standby=FollowingDirectory,
                 read_directory=_read_directory,
                 Lease=_lease_of,
-                Received=lambda directory, makes: _host().simulation.bugs.received(directory, makes=makes),
+                ReceivedBatches=lambda directory, makes: _host().simulation.bugs.received(directory, makes=makes),
                 StandbyLink=_standby_link_of,
                 uuid4=lambda: UUID(int=_host().simulation.rng.getrandbits(128)),
             )

@@ -10,8 +10,8 @@ from typing import Any
 
 from support.models.simulated_threads import Event, Process, current_task, wait_ms
 
-from dmq.replication.link import Channel, LinkBroken
-from dmq.replication.link.frames import Frame
+from dmq.replication.link import LinkBroken, LinkChannel
+from dmq.replication.link.frames import LinkFrame
 from dmq.replication.link.received import ReceivedBatch
 
 _DELAY_MS_MAX = 3
@@ -80,10 +80,10 @@ class Network:
     """Ports of all processes, and the connections."""
 
     def __init__(self) -> None:
-        self._ports: dict[str, tuple[Process, Callable[[Channel], None]]] = {}
+        self._ports: dict[str, tuple[Process, Callable[[LinkChannel], None]]] = {}
         self._channels: list[SimulatedChannel] = []
 
-    def listen(self, serve: Callable[[Channel], None]) -> str:
+    def listen(self, serve: Callable[[LinkChannel], None]) -> str:
         """Open a port of the current process."""
         process = current_task().process
         address = f"{process.host.name}-{len(self._channels)}-{len(self._ports)}"
@@ -119,7 +119,7 @@ class SimulatedListener:
     def __init__(self, network: Network) -> None:
         self._network = network
 
-    def start(self, serve: Callable[[Channel], None]) -> str:
+    def start(self, serve: Callable[[LinkChannel], None]) -> str:
         return self._network.listen(serve)
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class SimulatedListener:
 
 @dataclass(slots=True)
 class ReceivedRow:
-    """Received batch in a directory."""
+    """ReceivedBatches batch in a directory."""
 
     store: int
     epoch: int
@@ -137,7 +137,7 @@ class ReceivedRow:
 
 
 class SimulatedReceived:
-    """``Received`` in a simulated directory."""
+    """``ReceivedBatches`` in a simulated directory."""
 
     def __init__(self, directory: Any, *, makes: bool) -> None:  # noqa: ANN401 - of the simulation
         self._rows: list[ReceivedRow] = directory.received
@@ -149,7 +149,7 @@ class SimulatedReceived:
         self._current = store, epoch
         return self.last(store, epoch)
 
-    def add(self, frame: Frame, body: bytes) -> int:
+    def add(self, frame: LinkFrame, body: bytes) -> int:
         assert body
         if self._current is None:
             raise LinkBroken("the log has a later epoch")

@@ -12,7 +12,7 @@ from support.rigs.replica_objects import Fault, MemoryObjects
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreError
-from dmq.replication.link import Channel, LinkListener, LinkSender, LinkState, Received, StandbyLink, dial
+from dmq.replication.link import LinkChannel, LinkListener, LinkSender, LinkState, ReceivedBatches, StandbyLink, dial
 from dmq.replication.log import LogOptions, ReplicationLog
 from dmq.replication.segment import PREFIX
 from dmq.replication.standby import Standby
@@ -34,14 +34,14 @@ class Port:
     def __init__(self) -> None:
         self._listener = LinkListener(_HOST, 0, lambda: None)
 
-    def start(self, serve: Callable[[Channel], None]) -> str:
+    def start(self, serve: Callable[[LinkChannel], None]) -> str:
         return f"{_HOST}:{self._listener.start(serve)}"
 
     def close(self) -> None:
         self._listener.close()
 
 
-def dial_loopback(address: str) -> Channel:
+def dial_loopback(address: str) -> LinkChannel:
     """Connect to a standby of this process."""
     return dial(_HOST, int(address.rpartition(":")[2]), None)
 
@@ -52,7 +52,7 @@ class StandbyHost:
     def __init__(self, folder: Path, objects: MemoryObjects) -> None:
         self.folder = folder
         self.cell = Cell(folder)
-        self.received = Received(folder, makes=True)
+        self.received = ReceivedBatches(folder, makes=True)
         self.standby = Standby(objects, self.cell, CLOCK, self.received)
         self.link = StandbyLink(objects, objects, self.received, self.standby, Port())
         self.standby.catch_up()

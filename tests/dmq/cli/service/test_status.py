@@ -16,6 +16,7 @@ from support.forges.admin_status import STATUS
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.cli.nouns import NOUNS
+from dmq.cli.service.status import replica_facts
 
 
 @pytest.fixture
@@ -69,6 +70,28 @@ def test_status_for_people(daemon: type[FakeClient]) -> None:
         "audit outbox  12 events, 2KiB of 1GiB",
         "audit trail   somewhere/data/trail, exported up to 1,234, the oldest event after that is 42s old",
     ]
+
+
+@pytest.mark.parametrize(
+    ("replica", "text"),
+    [
+        (wire.Replica(role="primary"), None),
+        (wire.Replica(role="primary", link="waiting"), "no standby offers one"),
+        (
+            wire.Replica(role="primary", link="in_sync", link_address="b:1", link_batches=1234),
+            "in sync with b:1, 1,234",
+        ),
+        (wire.Replica(role="primary", link="down", link_address="b:1", link_error="refused"), "DOWN to b:1: refused"),
+        (wire.Replica(role="primary", link="sealed"), "SEALED by a takeover"),
+        (wire.Replica(role="standby", link="waiting"), "the primary is not connected"),
+        (wire.Replica(role="standby", link="connected"), "the primary is connected"),
+        (wire.Replica(role="standby", link="reserved", link_address="b:1"), "only b:1 may take over"),
+    ],
+)
+def test_the_direct_link_has_its_line(replica: wire.Replica, text: str | None) -> None:
+    """Each state of both roles; no line without a link."""
+    found = dict(replica_facts(replica, 0)).get("link")
+    assert found is None if text is None else text in str(found)
 
 
 def test_status_of_several_processes(daemon: type[FakeClient]) -> None:

@@ -10,30 +10,30 @@ from pathlib import Path
 import pytest
 
 from dmq.errors import ReplicaDamaged
-from dmq.replication.link.frames import Frame, LinkBroken, encode
-from dmq.replication.link.received import Received, following
+from dmq.replication.link.frames import LinkBroken, LinkFrame, encode
+from dmq.replication.link.received import ReceivedBatches, following
 
 pytestmark = pytest.mark.integration
 STORE = 7
 
 
-Opener = Callable[..., Received]
+Opener = Callable[..., ReceivedBatches]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Opener]:
     """Return the function that opens the received batches of a directory; all are closed at the end."""
     with ExitStack() as stack:
-        yield lambda folder=tmp_path, makes=True: stack.enter_context(closing(Received(folder, makes=makes)))
+        yield lambda folder=tmp_path, makes=True: stack.enter_context(closing(ReceivedBatches(folder, makes=makes)))
 
 
-def add(received: Received, first: int, *batches: bytes, stored: int = 0) -> int:
+def add(received: ReceivedBatches, first: int, *batches: bytes, stored: int = 0) -> int:
     """Add a frame."""
-    frame = Frame(first, stored, 1_000 + first, list(batches))
+    frame = LinkFrame(first, stored, 1_000 + first, list(batches))
     return received.add(frame, encode(frame))
 
 
-def found(received: Received, epoch: int = 1, after: int = 0) -> list[tuple[int, bytes]]:
+def found(received: ReceivedBatches, epoch: int = 1, after: int = 0) -> list[tuple[int, bytes]]:
     """Return the batches of an epoch."""
     return [(each.number, each.data) for each in following(received.after(STORE, epoch, after), after)]
 

@@ -16,7 +16,7 @@ from support.rigs.certificates import Signed, signed
 
 from dmq.errors import AddressInUse
 from dmq.http2 import make_context
-from dmq.replication.link import Channel, LinkBroken, LinkListener, dial
+from dmq.replication.link import LinkBroken, LinkChannel, LinkListener, dial
 from dmq.replication.link.sockets import CONNECTIONS_MAX, SocketChannel
 
 pytestmark = pytest.mark.integration
@@ -34,7 +34,7 @@ class Server:
     def close(self) -> None:
         self._listener.close()
 
-    def _serve(self, channel: Channel) -> None:
+    def _serve(self, channel: LinkChannel) -> None:
         try:
             while True:
                 body = channel.receive(100, WAIT_S)
