@@ -10,15 +10,17 @@ import socket
 import ssl
 import struct
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import AddressInUse, DmqError
 from dmq.replication.link.frames import LinkBroken, LinkChannel
 
 log = LibraryLog("dmq.replication")
+
+_CLOCK = SystemClock()  # of time limits
 
 CONNECTIONS_MAX = 4  # at once; others are closed
 HANDSHAKE_S = 5.0
@@ -44,7 +46,7 @@ class SocketChannel:
 
     def receive(self, size_max: int, timeout_s: float) -> bytes:
         """Return the next message; ``timeout_s`` bounds all of it."""
-        until_s = time.monotonic() + timeout_s
+        until_s = _CLOCK.monotonic_s() + timeout_s
         (size,) = _SIZE.unpack(self._read(_SIZE.size, until_s))
         if size > size_max:
             raise LinkBroken(f"the other side sent a message of {size} bytes, the limit is {size_max}")
@@ -61,7 +63,7 @@ class SocketChannel:
         data = bytearray()
         try:
             while len(data) < size:
-                left_s = until_s - time.monotonic()
+                left_s = until_s - _CLOCK.monotonic_s()
                 if left_s <= 0:
                     raise TimeoutError("timed out")
                 self._connection.settimeout(left_s)
