@@ -88,6 +88,9 @@ class Standby:
         self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
         self._checked_s: float | None = None  # when the last segment and the listing of the log were compared
         self._was_primary = False  # the database may have batches that the log lacks
+        self.own_nonces: set[bytes] = (
+            set()
+        )  # of segments with batches of the direct link, which the primary sent before
         self.written_ms = 0  # when the last applied segment was written; 0: none was applied
 
     @property
@@ -217,7 +220,7 @@ class Standby:
                 raise _Moved(f"the log continues at batch {head.first_batch}", is_diverged=False)
             batch = apply(engine, segment, position.batch)
             self._position = position = Position(head.store, head.epoch, head.number, batch, segment.checksum)
-            if was_live and not count:  # it was written since the last look
+            if was_live and not count and head.nonce not in self.own_nonces:  # written since the last look
                 ahead_ms = self._clock.now_ms() - head.time_ms
                 self._ahead_ms = ahead_ms if self._ahead_ms is None else min(self._ahead_ms, ahead_ms)
             count, self.written_ms = count + 1, head.time_ms

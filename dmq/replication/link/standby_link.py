@@ -42,6 +42,11 @@ class Follower(Protocol):
         ...
 
     @property
+    def own_nonces(self) -> set[bytes]:
+        """Nonces of the segments that this standby writes: their time is older than their appearance."""
+        ...
+
+    @property
     def written_ms(self) -> int:
         """Time of the last applied segment."""
         ...
@@ -136,6 +141,7 @@ class StandbyLink:
                 position.checksum,
             )
             data, _ = encode_segment(head, [each.data for each in tail])
+            self._follower.own_nonces.add(head.nonce)
             if self._objects.create(segment_name(head.number), data):
                 log.info("link_segment_written", number=head.number, batches=len(tail))
             self._follower.catch_up()
