@@ -32,6 +32,7 @@ log = LibraryLog("dmq.replication")
 CELL = "cell"
 _CHECK_S = 60.0  # between two looks that search for missing segments
 AHEAD_MS_MAX = 5_000  # of this host's wall clock before the primary's
+_COMPARED_MIN = 3  # segments that show a clock: the put of one may take long
 _PART = "rocksdb.part"
 _FOREVER_MS = 2**62
 
@@ -82,15 +83,14 @@ class Standby:
         self._received = received
         self._clock = clock
         self._is_live = False  # the last look reached the end of the log
-        self._ahead_ms: int | None = None  # of this clock before the primary's, at most
+        self._ahead_ms = 2**62  # of this clock before the primary's, at most
+        self._compared = 0  # segments that show it
         self._cell = cell
         self._engine: RocksEngine | None = None
         self._position = Position(0, 0, 0, 0, NO_CHECKSUM)
         self._checked_s: float | None = None  # when the last segment and the listing of the log were compared
         self._was_primary = False  # the database may have batches that the log lacks
-        self.own_nonces: set[bytes] = (
-            set()
-        )  # of segments with batches of the direct link, which the primary sent before
+        self.own_nonces = set[bytes]()  # of segments with batches of the direct link, which the primary sent before
         self.written_ms = 0  # when the last applied segment was written; 0: none was applied
 
     @property
@@ -125,7 +125,7 @@ class Standby:
         the log may have segments of a successor.
         """
         self._catch_up_last(epoch, is_held)
-        if self._ahead_ms is not None and self._ahead_ms > AHEAD_MS_MAX:
+        if self._compared >= _COMPARED_MIN and self._ahead_ms > AHEAD_MS_MAX:
             raise StartRefused(
                 f"the clock of this host is {self._ahead_ms / 1000:.1f} s ahead of the primary's (limit "
                 f"{AHEAD_MS_MAX / 1000:.0f} s), and messages would be early; correct it, then start again"
@@ -221,8 +221,8 @@ class Standby:
             batch = apply(engine, segment, position.batch)
             self._position = position = Position(head.store, head.epoch, head.number, batch, segment.checksum)
             if was_live and not count and head.nonce not in self.own_nonces:  # written since the last look
-                ahead_ms = self._clock.now_ms() - head.time_ms
-                self._ahead_ms = ahead_ms if self._ahead_ms is None else min(self._ahead_ms, ahead_ms)
+                self._ahead_ms = min(self._ahead_ms, self._clock.now_ms() - head.time_ms)
+                self._compared += 1
             count, self.written_ms = count + 1, head.time_ms
         engine.sync()
         self._is_live, self._was_primary = True, False

@@ -379,17 +379,25 @@ def test_an_idle_standby_reads_one_segment(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(("ahead_ms", "is_refused"), [(60_000, True), (0, False), (-60_000, False)])
-def test_a_clock_ahead_of_the_primary_refuses_the_takeover(tmp_path: Path, ahead_ms: int, *, is_refused: bool) -> None:
-    """A host that would deliver early is not promoted; one with a clock behind, or that was away for long, is."""
+@pytest.mark.parametrize(
+    ("ahead_ms", "segments", "is_refused"), [(60_000, 3, True), (0, 3, False), (-60_000, 3, False), (60_000, 2, False)]
+)
+def test_a_clock_ahead_of_the_primary_refuses_the_takeover(
+    tmp_path: Path, ahead_ms: int, segments: int, *, is_refused: bool
+) -> None:
+    """A host that would deliver early is not promoted; one with a clock behind, or that was away for long, is.
+
+    Two late segments show no clock: their puts may have taken that long.
+    """
     objects = MemoryObjects()
     store = open_with(tmp_path / "first", objects)
     clock = ManualClock(CLOCK.now_ms() + 24 * 3_600_000)
     with closing(Cell(tmp_path / "second")) as cell, closing(Standby(objects, cell, clock)) as standby:
         standby.catch_up()  # old segments show nothing about the clock
         clock.step_to(CLOCK.now_ms() + ahead_ms)
-        put(store, b"1")
-        standby.catch_up()
+        for number in range(segments):
+            put(store, b"%d" % number)
+            standby.catch_up()
         with pytest.raises(StartRefused, match="clock of this host") if is_refused else nullcontext():
             standby.promote()
     store.close()
