@@ -28,7 +28,7 @@ from dmq.trail.snapshots.layout import open_quiet
 
 pytestmark = pytest.mark.integration
 CLOCK = SystemClock()
-_SYNC = LogOptions(is_sync=True, grace_s=0.2)
+_SYNC = LogOptions(is_sync=True, grace_s=60.0)
 Rows = dict[tuple[str, bytes], bytes]
 
 
@@ -47,11 +47,11 @@ def base_maker(objects: MemoryObjects) -> Callable[[LogStart], int]:
 
 
 def log_of(objects: MemoryObjects, **options: object) -> ReplicationLog:
-    """Return a log with a short grace time."""
+    """Return a log that waits for a stalled machine when it is closed."""
     return ReplicationLog(
         objects,
         CLOCK,
-        LogOptions(**{"is_sync": True, "grace_s": 0.2, **options}),  # type: ignore[arg-type]
+        LogOptions(**{"is_sync": True, "grace_s": 60.0, **options}),  # type: ignore[arg-type]
         base_maker(objects),
     )
 
@@ -174,7 +174,7 @@ def test_an_unreachable_object_store_holds_the_batch(tmp_path: Path) -> None:
 def test_a_close_does_not_wait_for_ever(tmp_path: Path) -> None:
     """A store whose object store stays unreachable closes after the grace time; the held write is in doubt."""
     objects = MemoryObjects()
-    store = open_with(tmp_path / "data", log_of(objects))
+    store = open_with(tmp_path / "data", log_of(objects, grace_s=0.2))
     put(store, b"answered")
     objects.fault = lambda method, name: Fault.REQUEST_LOST
     failures: list[BaseException] = []
