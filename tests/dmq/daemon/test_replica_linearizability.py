@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.clients.history_load import HistoryLoad
-from support.effort import EFFORT, SEED
+from support.effort import EFFORT, SEED, at_length
 from support.models.message_history import Answer, Kind, Operation, is_linearizable
 from support.rigs.replica_pair import Pair
 
@@ -43,6 +43,7 @@ def test_histories_across_takeovers_are_linearizable(tmp_path: Path) -> None:
     assert len(load.histories) > 20 * ROUNDS, "too little load to prove anything"
 
 
+@at_length  # the check itself is tested with planted histories as well
 @pytest.mark.fault
 @pytest.mark.timeout(240)
 def test_answers_before_the_copy_are_convicted(tmp_path: Path) -> None:
