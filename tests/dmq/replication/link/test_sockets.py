@@ -81,8 +81,8 @@ def test_messages_arrive_whole(server: Server) -> None:
         for each in struct.pack(">I", 3) + b"abc":
             slow.send(bytes([each]))
         assert slow.recv(100)
-        server.seen.get(timeout=WAIT_S)
-    assert server.seen.get(timeout=WAIT_S) == b"abc"
+        seen = {server.seen.get(timeout=WAIT_S) for _ in range(2)}  # with the end of the first connection
+    assert b"abc" in seen
 
 
 def test_a_large_message_ends_the_connection_before_it_is_read(server: Server) -> None:
