@@ -375,7 +375,7 @@ def _show_found(
             for each in first
         ]
         out.show_table(("DUE", "MESSAGE ID", "TAG", "KEYS"), rows)
-    more = f", of which these are the first {len(first)}" if count > len(first) else ""
+    more = f"; these are the first {len(first)}" if count > len(first) else ""
     typer.echo(f"{_counted(count)} {_would(client, targets, change)}{more}")
 
 

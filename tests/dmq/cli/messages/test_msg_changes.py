@@ -169,7 +169,7 @@ def test_a_dry_run_shows_the_first_ones(daemon: LiveCell, monkeypatch: pytest.Mo
     monkeypatch.setattr(changes, "_SHOWN", 2)
     result = daemon.run("msg", "fire", "orders", "--all", "--dry-run")
     assert [line.split()[2] for line in result.stdout.splitlines()[1:3]] == ["A", "B"]
-    assert result.stdout.splitlines()[3] == "4 delayed messages would be delivered now, of which these are the first 2"
+    assert result.stdout.splitlines()[3] == "4 delayed messages would be delivered now; these are the first 2"
 
 
 def test_named_messages_after_an_interruption_are_changed_by_the_same_command(
