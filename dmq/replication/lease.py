@@ -143,9 +143,10 @@ class Lease:
         """Return the write that acquires the lease, or None if it is not free.
 
         A holder with ``dead_epoch`` or an earlier one is certainly dead, and is replaced. Each acquisition has a later
-        epoch, so a process that took over meanwhile is not. ``dead_holders`` are dead as well.
+        epoch, so a process that took over meanwhile is not. ``dead_holders`` are dead as well. A process that lost the
+        lease does not acquire it again: its log has an older epoch.
         """
-        if self._changed_ms is None:
+        if self._changed_ms is None or self.is_lost(now_ms):
             return None
         epoch, holder = (0, "") if self.record is None else (self.record.epoch, self.record.holder)
         if epoch > dead_epoch and holder not in dead_holders and not self.is_free(now_ms):

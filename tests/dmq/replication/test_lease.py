@@ -146,6 +146,18 @@ def test_a_holder_stops_once_an_operator_released_its_lease(register: Register, 
     assert standby.acquire(3_002)
 
 
+def test_a_holder_that_was_replaced_acquires_nothing(register: Register) -> None:
+    """Not even a lease that its successor has released: it reads of the loss and of the release at once."""
+    primary, standby = Host("a", register), Host("b", register)
+    assert primary.acquire(0)
+    assert primary.renew(3_000, is_bound=False)
+    assert standby.acquire(3_001, dead_epoch=2)
+    assert (write := standby.lease.plan_release(3_002)) is not None
+    assert register.put(write)
+    assert not primary.acquire(3_003)
+    assert primary.is_lost(3_003)
+
+
 def test_an_unbound_holder_is_replaced_by_an_operator_alone(register: Register) -> None:
     """A holder that serves without the object store may be alive after its term: only a forced takeover replaces it."""
     primary, standby = Host("a", register), Host("b", register)
