@@ -378,7 +378,7 @@ class LeasingBroker:
             self._begin(self._join_producers())
         for group, member in list(self._members.items()):
             if member.tick(looks=self._ticks % _LOOK_EVERY == 0):
-                self._begin(member.close())  # in a task: it may wait for unreachable brokers
+                self._begin(member.close(if_idle=True))  # in a task: it may wait for unreachable brokers
             elif member.is_over:
                 del self._members[group]
 

@@ -92,9 +92,14 @@ class GroupMember:
             self.leases.look_at_unwanted()
         return not self._receives and self.leases.idle_ms() > _IDLE_MS
 
-    async def close(self) -> None:
-        """Leave the group: another member redelivers leased messages."""
+    async def close(self, *, if_idle: bool = False) -> None:
+        """Leave the group: another member redelivers leased messages.
+
+        ``if_idle`` leaves it only if no receive has begun by then: it would be cancelled.
+        """
         async with self._changing:
+            if if_idle and self._receives:
+                return
             consumer, self._consumer, self.leases = self._consumer, None, None
             if consumer is not None:
                 await consumer.close()

@@ -501,6 +501,27 @@ async def test_an_unused_group_is_left(site: Site) -> None:
 
 
 @on_queues()
+async def test_a_receive_keeps_its_member_in_the_group(site: Site) -> None:
+    """Also if the member was about to leave after a minute without a receive."""
+    broker = site.broker()
+    await site.send(broker, "1")
+    assert await ack(broker, await one(broker)) == [None]
+    member = broker._members[GROUP]
+    async with member._changing:
+        receiving = asyncio.create_task(one(broker))
+
+        async def waits() -> bool:
+            return bool(member._changing._waiters)
+
+        await eventually(waits)
+        leaving = asyncio.create_task(member.close(if_idle=True))
+        await asyncio.sleep(0)
+    await leaving
+    await site.send(broker, "2")
+    assert bodies([await receiving]) == ["2"]
+
+
+@on_queues()
 async def test_retries_of_an_unread_topic_make_room(site: Site) -> None:
     """They go back for half an hour, with the attempts they had."""
     broker = site.broker()
