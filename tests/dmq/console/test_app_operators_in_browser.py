@@ -18,7 +18,7 @@ from playwright.sync_api import Locator, Page, expect
 from support.clients.wire_client import WireClient
 from support.effort import at_length
 from support.rigs.acl import Key, write_acl
-from support.rigs.audits import await_process
+from support.rigs.audits import await_process, hasten_verification
 from support.rigs.consoles import Open, console, fill, message_id
 from support.rigs.daemon import Daemon, run_command
 
@@ -204,6 +204,10 @@ def test_a_quota_is_set_and_the_ledger_verified(keyed: Keyed, opened: Open) -> N
     expect(page.locator("tr", has_text="sends_per_s")).to_contain_text("250", timeout=PATIENCE_MS)
     page.goto(f"{keyed.url}audit")
     page.get_by_role("button", name="Verify now").click()
+    expect(page.get_by_text("Verification of the ledger")).to_be_visible(timeout=PATIENCE_MS)
+    number = int(page.url.rpartition("=")[2])
+    with keyed.client() as client:
+        hasten_verification(client, number, keyed.daemon.data)
     expect(page.get_by_text("balanced")).to_be_visible(timeout=PATIENCE_MS)
 
 

@@ -1,4 +1,4 @@
-"""Processes of audits that a daemon runs at the lowest priority."""
+"""Processes that a daemon runs at the lowest priority: audits, and verifications of the ledger."""
 
 from __future__ import annotations
 
@@ -49,11 +49,27 @@ def await_process(client: AdminClient) -> int:
     folder = client.audit().run.folder
     until(lambda: _is_idle(process_of(folder)) or not is_running(client))
     pid = process_of(folder)
+    _hasten(pid)
+    until(lambda: _is_bound(pid) or not is_running(client))
+    return pid if _is_bound(pid) else 0
+
+
+def hasten_verification(client: AdminClient, number: int, data: Path) -> None:
+    """Give the process of a verification of the ledger the priority of a test, and wait for its end."""
+    database = str(data.absolute() / "rocksdb")
+
+    def has_ended() -> bool:
+        if _is_idle(pid := process_of(database)):
+            _hasten(pid)
+        return client.verify_ledger(number).ended_at_ms > 0
+
+    until(has_ended)
+
+
+def _hasten(pid: int) -> None:
     with suppress(OSError):  # it ended, or this user may not
         os.sched_setscheduler(pid or -1, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, pid, 0)
-    until(lambda: _is_bound(pid) or not is_running(client))
-    return pid if _is_bound(pid) else 0
 
 
 def _is_idle(pid: int) -> bool:
