@@ -67,7 +67,7 @@ class Site:
                     each.client_seen(seen)
                 for member in each._members.values():
                     if member.tick(looks=True):
-                        await member.close()
+                        await member.close(if_idle=True)
             await self.rig.settle()
 
     async def kill(self, broker: LeasingBroker) -> None:

@@ -13,7 +13,7 @@ nor that of a member whose primary was lost.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -285,18 +285,15 @@ class Simulation:
 
     def newest_base(self) -> list[tuple[bytes, bytes]]:
         """Return the newest base that the log continues; empty if the log has none, and begins with the store."""
-        segments = {each.head.number: each.head for each in self.segments()}
-        for base in reversed(self.bases):
-            position = decode_position(base[-1][1])
-            following = segments.get(position.number + 1)
-            if following is None or following.epoch == position.epoch or following.first_batch > position.batch:
-                return base
-        return []
+        heads = {each.head.number: each.head for each in self.segments()}
+        return next((base for base in reversed(self.bases) if _continues(base, heads)), [])
 
     def _base(self, number: int, batch: int) -> list[tuple[bytes, bytes]]:
+        heads = {each.head.number: each.head for each in self.segments()}
         for base in reversed(self.bases):
             position = decode_position(base[-1][1])
-            if position.batch == batch and position.number <= number:  # its last segments may be in doubt
+            # A put without an answer: the log has segments after its position, with batches that are in the base.
+            if position.batch == batch and position.number <= number and _continues(base, heads):
                 return base
         raise AssertionError(f"the log has a hole after segment {number}, and no base has it")
 
@@ -379,6 +376,17 @@ class Simulation:
             return None
         self.rows[name] = data, f"e{next(self._etags)}"
         return self.rows[name][1]
+
+
+def _continues(base: list[tuple[bytes, bytes]], heads: Mapping[int, SegmentHead]) -> bool:
+    """Return True if the log continues a base: all segments with batches of the base are from its epoch."""
+    position = decode_position(base[-1][1])
+    number = position.number + 1
+    while (head := heads.get(number)) is not None and head.first_batch <= position.batch:
+        if head.epoch != position.epoch:
+            return False
+        number += 1
+    return True
 
 
 class Host:

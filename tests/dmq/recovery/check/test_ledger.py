@@ -38,7 +38,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(autouse=True)
 def priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give processes that count the priority of a test: at their own they make no progress on a busy machine."""
+    """Run counting processes at the priority of the test: at the lowest one they make no progress on a busy machine."""
     monkeypatch.setattr(
         "dmq.recovery.check.ledger.background", lambda module, *each: [sys.executable, "-m", module, *map(str, each)]
     )
