@@ -116,7 +116,8 @@ class HandOut(BrokerPart):
         self, found: GroupSubscription, terms: ReceiveRequest, heads: Sequence[SubscribedQueue]
     ) -> None:
         """Read the next message of each queue; other receives cannot lease it meanwhile."""
-        taken = self._lease_of(terms, [(queue, 1) for queue in heads])
+        ends_ms = self._clock.boot_ms() + terms.invisible_ms
+        taken = self._lease_of(terms, [(queue, 1) for queue in heads], ends_ms)
         try:
             records = await self._reader.messages([(each.queue, each.offset) for each in taken], is_cut=True)
         finally:
@@ -130,15 +131,17 @@ class HandOut(BrokerPart):
         self, found: GroupSubscription, terms: ReceiveRequest, available: Sequence[SubscribedQueue], look: int
     ) -> list[_Taken]:
         """Lease ``look`` messages, or all available ones if there are fewer."""
-        taken = self._lease_of(terms, found.choose(available, look))
+        ends_ms = self._clock.boot_ms() + terms.invisible_ms  # one end for all: one timer is started for them
+        taken = self._lease_of(terms, found.choose(available, look), ends_ms)
         while len(taken) < look and len(available) > 1:
             available = [each for each in available if each.has_available()]
-            taken += self._lease_of(terms, found.choose(available, look - len(taken)))
+            taken += self._lease_of(terms, found.choose(available, look - len(taken)), ends_ms)
         return taken
 
-    def _lease_of(self, terms: ReceiveRequest, chosen: Sequence[tuple[SubscribedQueue, int]]) -> list[_Taken]:
+    def _lease_of(
+        self, terms: ReceiveRequest, chosen: Sequence[tuple[SubscribedQueue, int]], ends_ms: int
+    ) -> list[_Taken]:
         """Select and lease offsets before they are read, so that no other receive selects them meanwhile."""
-        ends_ms = self._clock.boot_ms() + terms.invisible_ms
         renew_for, is_push = terms.renew_for, bool(terms.renew_for)
         next_epoch = self._receipts.next_epoch
         taken: list[_Taken] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ from dmq.broker.groups import group_queue, subscriptions
 from dmq.broker.groups import lease_timers as lease_ends
 from dmq.broker.groups.group_queue import DeliveryLease
 from dmq.broker.groups.lease_timers import IN_HAND_SHARE, TIDY_AGAIN_S
-from dmq.broker.groups.subscription import SubscribedQueue
+from dmq.broker.groups.subscription import GroupSubscription, SubscribedQueue
 from dmq.broker.operations.admin import END
 from dmq.trail.events import EventKind
 from retry.flow import Failure, Outcome
@@ -183,6 +184,28 @@ def test_a_lease_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypat
         assert sorted(ids(await receive(rig))) == ["m-1", "m-2"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
+
+
+@every_durable_broker(queues=2)
+async def test_all_leases_of_a_receive_end(rig: EmbeddedRig) -> None:
+    """A receive that chooses among uneven queues twice, with time in between: one timer covers all of its leases."""
+    for number in range(6):
+        await rig.broker.send([an_envelope(f"{number}")._replace(queue_id=int(number > 0))])
+    choose = GroupSubscription.choose
+
+    def choose_slowly(
+        found: GroupSubscription, available: Sequence[SubscribedQueue], limit: int
+    ) -> Sequence[tuple[SubscribedQueue, int]]:
+        rig.clock.advance(1)
+        return choose(found, available, limit)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GroupSubscription, "choose", choose_slowly)
+        assert len(await receive(rig, batch_max=6)) == 6
+    for ms in (INVISIBLE_MS - 2, 1, 1):
+        rig.clock.advance(ms)
+        await rig.settle()
+    assert ids(await receive(rig, batch_max=6)) == ["0", "1", "2", "3", "4", "5"]
 
 
 @every_durable_broker()
