@@ -50,7 +50,7 @@ Base64 = Annotated[
 class Request(BaseModel):
     """Base of all models: unknown fields and other types are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     one_ofs: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @model_validator(mode="after")

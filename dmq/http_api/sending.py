@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Discriminator, Field, JsonValue, Tag, TypeAdapter, field_validator, model_validator
+from pydantic import ConfigDict, Discriminator, Field, JsonValue, Tag, TypeAdapter, field_validator, model_validator
 
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX, MESSAGES_PER_SEND_MAX
 from broker_adapter.contracts.message_id import new_message_id
@@ -31,6 +31,8 @@ _BODIES: Final = ("body", "body_base64", "body_json")
 
 class NewMessage(Request):
     """A message to send, with one of the three bodies."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)  # not of all models: it reads the source of their module
 
     message_id: str | None = None
     """Id of the message. A repeated send with the same id is stored once. Without one, the answer has a new one."""
