@@ -6,8 +6,13 @@ Read when ``tests/conftest.py`` is loaded, before it takes our variables out of 
 from __future__ import annotations
 
 import os
+import random
+from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
+
+Case = TypeVar("Case")
 
 EFFORT = max(1, int(os.environ.get("DMQ_TEST_EFFORT", "1")))
 CRASHES = int(os.environ.get("DMQ_TEST_CRASHES", "10"))  # how often a test of the whole daemon kills it
@@ -26,3 +31,13 @@ if COMPILED not in {"", "0", "1"}:
     raise pytest.UsageError(f"DMQ_TEST_COMPILED is 1 or 0, not {COMPILED!r}")
 # For tests that take long and have a shorter one beside them.
 at_length = pytest.mark.skipif(EFFORT < 2, reason="a long run: DMQ_TEST_EFFORT=2 or more")
+
+
+def drawn(cases: Sequence[Case], count: int) -> list[Case]:
+    """Return ``count`` of the cases, by the seed of the run, in their order; in a long run all of them.
+
+    It is for cases that cost seconds each and test one rule: each run takes others.
+    """
+    places = range(len(cases))
+    chosen = places if EFFORT > 1 else sorted(random.Random(SEED).sample(places, count))
+    return [cases[place] for place in chosen]

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
-from support.effort import at_length
+from support.effort import at_length, drawn
 from support.rigs.acl import OPERATOR, READER, write_acl
 from support.rigs.consoles import GROUP, TOPIC, Open, Site, console, fill, message_id
 from support.rigs.daemon import Daemon
@@ -137,13 +137,16 @@ def test_screens_fit_the_window_and_have_no_barrier(site: Site, opened: Open, wi
     with AdminClient(site.daemon.address) as client:
         started = client.start_message_job(wire.StartMessageJobRequest(topic=TOPIC, query="tag:none", cancel=True))
     job = f"message-job?id={started.job.job_id}"
-    for screen in (*SCREENS, *of_one, *letter, job):
+    screens = [*SCREENS, *of_one, *letter, job]
+    examined = drawn(screens, 7)  # by axe, which takes seconds for each
+    for screen in screens:
         page.goto(site.url + screen)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), screen
         expect(page.get_by_role("heading", level=1)).to_have_count(1)
         expect(page.locator(".command code")).to_have_text(re.compile("^dmq "))
-        found = axe.run(page)
-        assert found.violations_count == 0, (screen, found.generate_report())
+        if screen in examined:
+            found = axe.run(page)
+            assert found.violations_count == 0, (screen, found.generate_report())
 
 
 def test_lists_have_no_hidden_and_no_empty_column(site: Site, opened: Open) -> None:

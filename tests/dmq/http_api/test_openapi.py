@@ -51,7 +51,7 @@ def test_schemathesis_finds_nothing(api: Api, tmp_path: Path) -> None:
         [
             *(str(Path(sys.executable).parent / "schemathesis"), "run", str(served)),
             *("--url", f"http://{api.address}", "--phases", "examples,coverage,fuzzing"),
-            *("--exclude-checks", _NOT_CHECKED, "--max-examples", str(10 * EFFORT), "--seed", str(SEED)),
+            *("--exclude-checks", _NOT_CHECKED, "--max-examples", str(5 * EFFORT), "--seed", str(SEED)),
             *("--generation-database", "none", "--no-color", "--request-timeout", "100", "--warnings", "off"),
         ],
         capture_output=True,
