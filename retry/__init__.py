@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from retry import api as api
     from retry.api import retry
     from retry.hook.breaker import BreakerState
-    from retry.hook.classify import classify
     from retry.hook.closing import Closed
     from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
     from retry.hook.durable import durable
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from retry.hook.health import Health, HealthStatus, HookHealth
     from retry.hook.metrics import HookMetrics
     from retry.hook.redelivery import SPOOL_POLICY, Redelivery
-    from retry.hook.verdict import Permanent, Retry, Throttled, Unknown, Unreadable, Verdict
+    from retry.hook.verdicts import Permanent, Retry, Throttled, Unknown, Unreadable, Verdict, classify
     from retry.outcome import Delivered, Outcome, Rejected, SendRejected, Spooled
     from retry.policy import SPOOL_STEPS_MS, Exponential, Fixed, PolicyError, RetryPolicy, Table
     from retry.sink import DeadEntry, Death, DelaySink, Entry, SinkClosed, SinkError, SinkFull, SinkUnavailable
@@ -90,7 +89,6 @@ _export = lazy_exports(
     {
         "retry.api": "retry",
         "retry.hook.breaker": "BreakerState",
-        "retry.hook.classify": "classify",
         "retry.hook.closing": "Closed",
         "retry.hook.codecs": "Arguments Codec Encoded PlainCodec",
         "retry.hook.durable": "durable",
@@ -99,7 +97,7 @@ _export = lazy_exports(
         "retry.hook.health": "HookHealth Health HealthStatus",
         "retry.hook.metrics": "HookMetrics",
         "retry.hook.redelivery": "SPOOL_POLICY Redelivery",
-        "retry.hook.verdict": "Permanent Retry Throttled Unknown Unreadable Verdict",
+        "retry.hook.verdicts": "Permanent Retry Throttled Unknown Unreadable Verdict classify",
         "retry.outcome": "Delivered Outcome Rejected SendRejected Spooled",
         "retry.policy": "SPOOL_STEPS_MS Exponential Fixed PolicyError RetryPolicy Table",
         "retry.sink": "DeadEntry Death DelaySink Entry SinkClosed SinkError SinkFull SinkUnavailable",

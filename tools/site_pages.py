@@ -35,7 +35,7 @@ REFERENCE = {
         "retry.outcome",
     ),
     "reference/api/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.client.SidecarClient", "retry.sink"),
-    "reference/api/policies.md": ("Retry policies", "retry.policy", "retry.flow", "retry.hook.verdict"),
+    "reference/api/policies.md": ("Retry policies", "retry.policy", "retry.flow", "retry.hook.verdicts.verdict"),
     "reference/api/broker.md": (
         "Brokers",
         "broker_adapter.contracts.adapter",

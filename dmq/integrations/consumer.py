@@ -38,7 +38,7 @@ from dmq.integrations.runners import Function, Loop, Message, StopRunning, Threa
 from dmq.integrations.worker_hook import JSON, PROMETHEUS
 from retry.hook.environment import EnvironmentInvalid
 from retry.hook.handlers import is_async
-from retry.hook.verdict import Permanent, Unreadable
+from retry.hook.verdicts import Permanent, Unreadable
 
 PARALLELISM_MAX: Final = 256
 TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews a lease at most this long

@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Any
 
 from broker_adapter.runtime.cancellation import is_cancelled_here
-from retry.hook.classify import describe
 from retry.hook.handlers import Handler, receipt_of
 from retry.hook.loops import Loops, failure_of
 from retry.hook.sender import Ask, Flow, KeepFuture, OutgoingMessage, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import CallPatience
 from retry.hook.threads import DaemonThreads
+from retry.hook.verdicts import describe
 from retry.outcome import Outcome
 
 HANDLER_THREADS = 32  # the maximum of an event loop's default executor

@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from retry.hook.classify import describe
 from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.logs import HookLog
 from retry.hook.loops import LoopEnded, Loops
 from retry.hook.sender import Sender
 from retry.hook.settle import Settler
-from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
+from retry.hook.verdicts import Permanent, Throttled, Unreadable, Verdict, describe
 from retry.policy import DeadLetter, Reason, RetryAt, RetryPolicy, decide
 from retry.sink import DeadEntry, Death, DelaySink, Entry, Held
 

@@ -20,7 +20,7 @@ from broker_adapter.contracts.own_keys import own_key_of
 from broker_adapter.runtime.clock import Clock
 from retry.hook.codecs import Arguments, Encoded, join, split
 from retry.hook.rocketmq import UID_PROPERTY
-from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
+from retry.hook.verdicts import Permanent, Retry, Throttled, Unreadable, Verdict
 
 THROTTLED_AFTER_S = 1.0
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
-from retry.hook.classify import describe
 from retry.hook.drain import Drain
 from retry.hook.handlers import Handler
 from retry.hook.logs import HookLog
 from retry.hook.metrics import HookTally
 from retry.hook.settle import Settler, SinkHealth
 from retry.hook.sink_calls import CallPatience, SinkCalls
+from retry.hook.verdicts import describe
 from retry.sink import DelaySink
 
 # Maximum time reserved for the sink, while a handler hangs: to record the results of the others, and to close.

@@ -19,7 +19,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from retry.hook.verdict import Unreadable
+from retry.hook.verdicts import Unreadable
 
 _VERSION = 1
 _HEAD = struct.Struct(">I")

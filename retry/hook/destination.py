@@ -13,7 +13,7 @@ from retry.hook.breaker import Breaker, BreakerState
 from retry.hook.logs import HookLog
 from retry.hook.outage import OutageRule
 from retry.hook.ramp import Ramp
-from retry.hook.verdict import Retry
+from retry.hook.verdicts import Retry
 
 
 class Permit(Enum):

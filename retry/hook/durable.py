@@ -19,11 +19,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from retry.hook import broker_producers, rocketmq
-from retry.hook.classify import Classifier
 from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
 from retry.hook.handlers import Attempt, is_async
 from retry.hook.redelivery import Redelivery
 from retry.hook.sender import OutgoingMessage
+from retry.hook.verdicts import Classifier
 from retry.outcome import Delivered, Outcome, Rejected, SendRejected
 from retry.policy import RetryPolicy
 from retry.sink import DelaySink, SinkError

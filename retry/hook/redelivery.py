@@ -26,7 +26,6 @@ from typing import Any, Self, TypeVar
 from broker_adapter.runtime.clock import Clock
 from retry.hook.async_sender import AsyncSender
 from retry.hook.attempts import Attempts
-from retry.hook.classify import Classifier, describe
 from retry.hook.closing import Closed, close, stop_beginning
 from retry.hook.destination import Destination
 from retry.hook.drain import Drain
@@ -51,6 +50,7 @@ from retry.hook.process import close_on_sigterm, guard, keep_alive, release
 from retry.hook.sender import FORKED, Call, OutgoingMessage, Sender, make_message
 from retry.hook.settle import Settler, SinkHealth
 from retry.hook.snapshot import snapshot
+from retry.hook.verdicts import Classifier, describe
 from retry.outcome import Outcome, Spooled
 from retry.policy import SPOOL_STEPS_MS, RetryPolicy, Table, to_plain
 from retry.sink import DeadEntry, DelaySink, SinkClosed

@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from broker_adapter.contracts.own_keys import own_key_of
-from retry.hook.classify import classify as classify_by_default
-from retry.hook.classify import hides_attempts, passed
 from retry.hook.codecs import Arguments, Encoded, join, split
-from retry.hook.verdict import Permanent, Retry, Throttled, Unreadable, Verdict
+from retry.hook.verdicts import Permanent, Retry, Throttled, Unreadable, Verdict, hides_attempts, passed
+from retry.hook.verdicts import classify as classify_by_default
 
 UID_PROPERTY = "DMQ_UID"
 THROTTLED_AFTER_S = 1.0

@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 
-from retry.hook.classify import describe, judge
 from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.logs import HookLog
 from retry.hook.settle import Settler, SinkHealth
 from retry.hook.sink_calls import CallPatience, SinkCalls, SinkNotAsked
 from retry.hook.uid import make_uid
-from retry.hook.verdict import Permanent, Throttled, Unreadable, Verdict
+from retry.hook.verdicts import Permanent, Throttled, Unreadable, Verdict, describe, judge
 from retry.outcome import Delivered, Outcome, Rejected, Spooled
 from retry.policy import RetryAt, decide
 from retry.sink import KEY_BYTES_MAX, UID_BYTES, DelaySink, Entry, Held, SinkClosed, SinkFull

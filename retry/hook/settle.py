@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker_adapter.runtime.clock import Clock, SystemClock
-from retry.hook.classify import describe
 from retry.hook.logs import HookLog
+from retry.hook.verdicts import describe
 from retry.sink import SinkClosed, SinkFull, SinkUnavailable
 
 STEPS_S = (1.0, 2.0, 5.0, 10.0, 30.0)

@@ -13,7 +13,7 @@ from retry.hook.codecs import PlainCodec
 from retry.hook.outage import OutageRule
 from retry.hook.ramp import BURST_S, LEAST_PER_S, START_PER_S, UNLIMITED_PER_S, Ramp
 from retry.hook.uid import UidSource, time_of
-from retry.hook.verdict import Unreadable
+from retry.hook.verdicts.verdict import Unreadable
 
 pytestmark = pytest.mark.property
 waits_s = st.floats(0, 40, allow_nan=False)

@@ -8,7 +8,7 @@ from enum import Enum
 import pytest
 
 from retry import Permanent, Retry, Throttled, Unknown, Verdict, classify
-from retry.hook.classify import describe, judge
+from retry.hook.verdicts.classifier import describe, judge
 
 
 class Status(Enum):

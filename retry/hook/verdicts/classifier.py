@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from retry.hook.verdict import Permanent, Retry, Throttled, Unknown, Verdict
+from retry.hook.verdicts.verdict import Permanent, Retry, Throttled, Unknown, Verdict
 
 Classifier = Callable[[BaseException], "Verdict | type[Verdict] | None"]
 
