@@ -8,10 +8,9 @@ from typing import Any
 
 from broker_adapter.runtime.cancellation import is_cancelled_here
 from retry.hook.handlers import Handler, receipt_of
-from retry.hook.loops import Loops, failure_of
+from retry.hook.runtime import DaemonThreads, Loops, failure_of
 from retry.hook.sender import Ask, Flow, KeepFuture, OutgoingMessage, Sender, Step, Tell, TryNow
 from retry.hook.sink_calls import CallPatience
-from retry.hook.threads import DaemonThreads
 from retry.hook.verdicts import describe
 from retry.outcome import Outcome
 

@@ -10,8 +10,7 @@ from random import Random
 
 from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
-from retry.hook.logs import HookLog
-from retry.hook.loops import LoopEnded, Loops
+from retry.hook.runtime import HookLog, LoopEnded, Loops
 from retry.hook.sender import Sender
 from retry.hook.settle import Settler
 from retry.hook.verdicts import Permanent, Throttled, Unreadable, Verdict, describe

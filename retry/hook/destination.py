@@ -10,9 +10,9 @@ from enum import Enum, auto
 
 from broker_adapter.runtime.clock import Clock
 from retry.hook.breaker import Breaker, BreakerState
-from retry.hook.logs import HookLog
 from retry.hook.outage import OutageRule
 from retry.hook.ramp import Ramp
+from retry.hook.runtime import HookLog
 from retry.hook.verdicts import Retry
 
 

@@ -14,9 +14,8 @@ from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
 from retry.hook.destination import Permit
 from retry.hook.handlers import Handler
-from retry.hook.logs import HookLog
+from retry.hook.runtime import DaemonThreads, HookLog
 from retry.hook.settle import STEPS_S, Settler, SinkHealth
-from retry.hook.threads import DaemonThreads
 from retry.hook.verdicts import describe
 from retry.sink import DelaySink, Held, SinkClosed
 

@@ -43,10 +43,8 @@ from retry.hook.handlers import (
     takes_attempt,
 )
 from retry.hook.health import CHECK_TYPE, Ages, Health, HookHealth, dry_run, judge_health
-from retry.hook.logs import HookLog
-from retry.hook.loops import Loops
 from retry.hook.metrics import HookMetrics, HookTally
-from retry.hook.process import close_on_sigterm, guard, keep_alive, release
+from retry.hook.runtime import HookLog, Loops, close_on_sigterm, guard, keep_alive, release
 from retry.hook.sender import FORKED, Call, OutgoingMessage, Sender, make_message
 from retry.hook.settle import Settler, SinkHealth
 from retry.hook.snapshot import snapshot

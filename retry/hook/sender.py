@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from retry.hook.destination import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
-from retry.hook.logs import HookLog
+from retry.hook.runtime import HookLog
 from retry.hook.settle import Settler, SinkHealth
 from retry.hook.sink_calls import CallPatience, SinkCalls, SinkNotAsked
 from retry.hook.uid import make_uid

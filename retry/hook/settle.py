@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker_adapter.runtime.clock import Clock, SystemClock
-from retry.hook.logs import HookLog
+from retry.hook.runtime import HookLog
 from retry.hook.verdicts import describe
 from retry.sink import SinkClosed, SinkFull, SinkUnavailable
 

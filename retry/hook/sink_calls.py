@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from broker_adapter.runtime.clock import SystemClock
-from retry.hook.threads import DaemonThreads
+from retry.hook.runtime import DaemonThreads
 from retry.sink import Held, SinkUnavailable
 
 # Most calls need microseconds. Slow ones run in parallel, for example while they wait for room in a full spool.

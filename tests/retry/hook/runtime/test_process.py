@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from broker_adapter.runtime.clock import ManualClock
-from retry.hook import process
+from retry.hook.runtime import process
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def run(script: str) -> str:
