@@ -12,7 +12,7 @@ from bench.cell import say
 from bench.inside_spool import TYPE, check_waiting, fill, payloads, quiet, say_rate, together, writer_figures
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store import Spool
-from retry.hook import ramp
+from retry.hook.destinations import ramp
 from retry.hook.redelivery import Redelivery
 from retry.outcome import Delivered, Outcome, Spooled
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from broker_adapter.runtime.clock import Clock
-from retry.hook.breaker import Breaker, BreakerState
-from retry.hook.ramp import Ramp
+from retry.hook.destinations import Breaker, BreakerState, Ramp
 
 
 class ForwardGate:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from retry.hook.destination import Permit
+from retry.hook.destinations import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.runtime import HookLog, LoopEnded, Loops
 from retry.hook.sender import Sender

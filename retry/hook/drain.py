@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
-from retry.hook.destination import Permit
+from retry.hook.destinations import Permit
 from retry.hook.handlers import Handler
 from retry.hook.runtime import DaemonThreads, HookLog
 from retry.hook.settle import STEPS_S, Settler, SinkHealth

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from retry.hook.breaker import BreakerState
+from retry.hook.destinations import BreakerState
 from retry.hook.metrics import HookMetrics
 from retry.hook.uid import make_uid
 from retry.sink import DelaySink, Entry

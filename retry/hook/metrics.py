@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from retry.hook.breaker import BreakerState
+from retry.hook.destinations import BreakerState
 from retry.outcome import Delivered, Outcome, Rejected, Spooled
 
 # Gauge values of breaker states: greater is worse.

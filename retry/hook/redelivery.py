@@ -27,7 +27,7 @@ from broker_adapter.runtime.clock import Clock
 from retry.hook.async_sender import AsyncSender
 from retry.hook.attempts import Attempts
 from retry.hook.closing import Closed, close, stop_beginning
-from retry.hook.destination import Destination
+from retry.hook.destinations import Destination
 from retry.hook.drain import Drain
 from retry.hook.environment import described_by
 from retry.hook.handlers import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, TypeVar
 
-from retry.hook.destination import Permit
+from retry.hook.destinations import Permit
 from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.runtime import HookLog
 from retry.hook.settle import Settler, SinkHealth

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from retry.hook.destination import Destination
+from retry.hook.destinations import Destination
 from retry.hook.handlers import Handler
 from retry.hook.metrics import HookMetrics
 from retry.hook.sender import Sender

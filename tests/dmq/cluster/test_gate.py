@@ -8,7 +8,7 @@ import pytest
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cluster.gate import ForwardGate
-from retry.hook import breaker
+from retry.hook.destinations import breaker
 
 FIVE = [f"message-{number}" for number in range(5)]
 

@@ -24,7 +24,7 @@ from dmq.cluster.outgoing import Doubt
 from dmq.cluster.topic_forwarder import TOGETHER_MAX
 from dmq.trail.events import EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, Job, JobKind
-from retry.hook.breaker import BreakerState
+from retry.hook.destinations.breaker import BreakerState
 
 pytestmark = pytest.mark.contract
 NO_ANSWER = BrokerUnavailable("no answer")

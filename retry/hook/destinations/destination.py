@@ -9,9 +9,9 @@ import threading
 from enum import Enum, auto
 
 from broker_adapter.runtime.clock import Clock
-from retry.hook.breaker import Breaker, BreakerState
-from retry.hook.outage import OutageRule
-from retry.hook.ramp import Ramp
+from retry.hook.destinations.breaker import Breaker, BreakerState
+from retry.hook.destinations.outage import OutageRule
+from retry.hook.destinations.ramp import Ramp
 from retry.hook.runtime import HookLog
 from retry.hook.verdicts import Retry
 
