@@ -2,102 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from retry.hook.destinations import BreakerState
-from retry.outcome import Delivered, Outcome, Rejected, Spooled
+from retry.hook.destinations import BreakerState, Destination
+from retry.hook.handlers import Handler
+from retry.hook.sender import Sender
+from retry.hook.settle import Settler, SinkHealth
+from retry.sink import DelaySink, SinkStats
 
 # Gauge values of breaker states: greater is worse.
 BREAKER_NUMBERS = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
-
-
-class HookTally:
-    """Counts of one type. ``enter`` and ``leave`` bracket each direct send."""
-
-    def __init__(self) -> None:
-        self.after_fork()
-
-    def enter(self) -> bool:
-        """Count a send as running; return ``False`` once the hook is closed."""
-        with self.lock:
-            if self.is_closed:
-                return False
-            self.running += 1
-            return True
-
-    def leave(self) -> None:
-        """Count a send as ended."""
-        with self.lock:
-            self.running -= 1
-            if self.is_closed:
-                self._is_idle.notify_all()
-
-    def leave_delivered(self) -> None:
-        """Count a send as ended and delivered, under one lock, because this is the hot path."""
-        with self.lock:
-            self.running -= 1
-            self.delivered += 1
-            if self.is_closed:
-                self._is_idle.notify_all()
-
-    def note_outcome(self, outcome: Outcome) -> None:
-        """Count the outcome of a send."""
-        with self.lock:
-            match outcome:
-                case Delivered():
-                    self.delivered += 1
-                case Spooled():
-                    self.spooled += 1
-                case Rejected():
-                    self.rejected += 1
-
-    def note_refusal(self, why: str) -> None:
-        """Count the reason of a refused message; a last attempt may still send it."""
-        with self.lock:
-            self.rejects[why] += 1
-
-    def note_attempt(self, verdict: str) -> None:
-        """Count a failed attempt by its verdict."""
-        with self.lock:
-            self.attempts[verdict] += 1
-
-    def note_redelivered(self) -> None:
-        """Count a message of the sink as sent."""
-        with self.lock:
-            self.redelivered += 1
-
-    def note_buried(self) -> None:
-        """Count a message that moved to the dead set."""
-        with self.lock:
-            self.buried += 1
-
-    def close(self) -> None:
-        """Refuse further sends."""
-        with self.lock:
-            self.is_closed = True
-
-    def wait_idle(self, timeout_s: float) -> int:
-        """Wait until no send runs, at most ``timeout_s``; return how many still run."""
-        with self.lock:
-            self._is_idle.wait_for(lambda: self.running == 0, timeout_s)
-            return self.running
-
-    def after_fork(self) -> None:
-        """Reset the counts in a forked child."""
-        self.lock = threading.Lock()
-        self._is_idle = threading.Condition(self.lock)
-        self.is_closed = False
-        self.running = 0
-        self.delivered = 0
-        self.redelivered = 0
-        self.spooled = 0
-        self.rejected = 0
-        self.buried = 0
-        self.attempts: Counter[str] = Counter()  # by verdict
-        self.rejects: Counter[str] = Counter()  # by reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +74,76 @@ class HookMetrics:
 
     def _age_shown(self) -> float | None:
         return 0.0 if self.waiting == 0 else self.oldest_age_s
+
+
+def snapshot(
+    handlers: Mapping[str, Handler],
+    destinations: Mapping[str, Destination],
+    *,
+    sink: DelaySink,
+    sender: Sender,
+    settler: Settler,
+    health: SinkHealth,
+    running: int,
+    is_closed: bool,
+) -> HookMetrics:
+    """Return the counts of the hook and the contents of its sink. A failed sink call is not repeated."""
+    sends: dict[tuple[str, str], int] = {}
+    rejects: dict[tuple[str, str], int] = {}
+    attempts: dict[tuple[str, str], int] = {}
+    redelivered: dict[str, int] = {}
+    buried: dict[str, int] = {}
+    for name, handler in list(handlers.items()):
+        tally = handler.tally
+        with tally.lock:
+            sends |= {
+                (name, "delivered"): tally.delivered,
+                (name, "spooled"): tally.spooled,
+                (name, "rejected"): tally.rejected,
+            }
+            rejects |= {(name, why): count for why, count in tally.rejects.items()}
+            attempts |= {(name, result): count for result, count in tally.attempts.items()}
+            attempts[name, "success"] = tally.delivered + tally.redelivered
+            redelivered[name], buried[name] = tally.redelivered, tally.buried
+            running += tally.running
+    stats, unclaimed = (None, None) if sender.is_child or is_closed else _ask(handlers, sink, sender, health)
+    oldest_at_ms = None if stats is None else stats.oldest_at_ms
+    return HookMetrics(
+        sends=sends,
+        rejects=rejects,
+        attempts=attempts,
+        redelivered=redelivered,
+        buried=buried,
+        breakers={name: destination.state for name, destination in list(destinations.items())},
+        running=running,
+        in_doubt=health.in_doubt,
+        sink_errors=health.errors,
+        callback_errors=sender.callback_errors,
+        classifier_errors=sender.classifier_errors,
+        unsettled=settler.pending,
+        waiting=None if stats is None else stats.waiting,
+        waiting_bytes=None if stats is None else stats.waiting_bytes,
+        held=None if stats is None else stats.held,
+        dead=None if stats is None else stats.dead,
+        unclaimed=unclaimed,
+        oldest_age_s=None if oldest_at_ms is None else max(0.0, (sink.clock.now_ms() - oldest_at_ms) / 1000),
+    )
+
+
+def _ask(
+    handlers: Mapping[str, Handler], sink: DelaySink, sender: Sender, health: SinkHealth
+) -> tuple[SinkStats | None, int | None]:
+    try:
+        stats, claimed = sender.ask(
+            lambda: (
+                sink.stats(),
+                sum(sink.stats(name).waiting for each in list(handlers.values()) for name in each.names_in(sink)),
+            )
+        )
+    except Exception as error:  # noqa: BLE001 - metrics must not fail: these are reported as unknown
+        health.failed(error)
+        return None, None
+    return stats, max(0, stats.waiting - claimed)
 
 
 def _single(counts: Mapping[str, int]) -> Iterable[tuple[tuple[str, ...], int]]:

@@ -43,11 +43,11 @@ from retry.hook.handlers import (
     takes_attempt,
 )
 from retry.hook.health import CHECK_TYPE, Ages, Health, HookHealth, dry_run, judge_health
-from retry.hook.metrics import HookMetrics, HookTally
+from retry.hook.metrics import HookMetrics, snapshot
 from retry.hook.runtime import HookLog, Loops, close_on_sigterm, guard, keep_alive, release
 from retry.hook.sender import FORKED, Call, OutgoingMessage, Sender, make_message
 from retry.hook.settle import Settler, SinkHealth
-from retry.hook.snapshot import snapshot
+from retry.hook.tally import HookTally
 from retry.hook.verdicts import Classifier, describe
 from retry.outcome import Outcome, Spooled
 from retry.policy import SPOOL_STEPS_MS, RetryPolicy, Table, to_plain
