@@ -28,7 +28,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store import Spool, SpoolOptions
 from dmq.store.schema.keys import pack_timeline_key
 from dmq.store.schema.spool import encode_entry
-from retry.hook.uid import make_uid
+from retry.hook.sending.uid import make_uid
 from retry.sink import Entry, Held
 
 TYPE = "bench"

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from retry.hook.destinations import BreakerState
     from retry.hook.durable import durable
     from retry.hook.environment import EnvironmentInvalid
-    from retry.hook.handlers import Attempt, HandlerExists, UnknownType
     from retry.hook.health import Health, HealthStatus, HookHealth
     from retry.hook.metrics import HookMetrics
     from retry.hook.redelivery import SPOOL_POLICY, Redelivery
+    from retry.hook.sending import Attempt, HandlerExists, UnknownType
     from retry.hook.verdicts import Permanent, Retry, Throttled, Unknown, Unreadable, Verdict, classify
     from retry.outcome import Delivered, Outcome, Rejected, SendRejected, Spooled
     from retry.policy import SPOOL_STEPS_MS, Exponential, Fixed, PolicyError, RetryPolicy, Table
@@ -93,10 +93,10 @@ _export = lazy_exports(
         "retry.hook.destinations": "BreakerState",
         "retry.hook.durable": "durable",
         "retry.hook.environment": "EnvironmentInvalid",
-        "retry.hook.handlers": "Attempt HandlerExists UnknownType",
         "retry.hook.health": "HookHealth Health HealthStatus",
         "retry.hook.metrics": "HookMetrics",
         "retry.hook.redelivery": "SPOOL_POLICY Redelivery",
+        "retry.hook.sending": "Attempt HandlerExists UnknownType",
         "retry.hook.verdicts": "Permanent Retry Throttled Unknown Unreadable Verdict classify",
         "retry.outcome": "Delivered Outcome Rejected SendRejected Spooled",
         "retry.policy": "SPOOL_STEPS_MS Exponential Fixed PolicyError RetryPolicy Table",

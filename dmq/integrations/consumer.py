@@ -37,7 +37,7 @@ from dmq.integrations.pages import ProbePage, served
 from dmq.integrations.runners import Function, Loop, Message, StopRunning, Threads
 from dmq.integrations.worker_hook import JSON, PROMETHEUS
 from retry.hook.environment import EnvironmentInvalid
-from retry.hook.handlers import is_async
+from retry.hook.sending import is_async
 from retry.hook.verdicts import Permanent, Unreadable
 
 PARALLELISM_MAX: Final = 256

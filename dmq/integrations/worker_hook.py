@@ -24,9 +24,9 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.integrations.environment import METRICS_DIR
 from dmq.integrations.figures import SharedFigures
 from retry.hook.closing import Closed
-from retry.hook.handlers import HandlerExists, HandlerFunction
 from retry.hook.redelivery import Payload, Redelivery
 from retry.hook.runtime import guard
+from retry.hook.sending import HandlerExists, HandlerFunction
 from retry.outcome import Outcome
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"

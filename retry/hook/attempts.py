@@ -9,10 +9,8 @@ from dataclasses import replace
 from random import Random
 
 from retry.hook.destinations import Permit
-from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.runtime import HookLog, LoopEnded, Loops
-from retry.hook.sender import Sender
-from retry.hook.settle import Settler
+from retry.hook.sending import Attempt, Handler, Sender, Settler, receipt_of
 from retry.hook.verdicts import Permanent, Throttled, Unreadable, Verdict, describe
 from retry.policy import DeadLetter, Reason, RetryAt, RetryPolicy, decide
 from retry.sink import DeadEntry, Death, DelaySink, Entry, Held

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
 from retry.hook.drain import Drain
-from retry.hook.handlers import Handler
 from retry.hook.runtime import HookLog
-from retry.hook.settle import Settler, SinkHealth
-from retry.hook.sink_calls import CallPatience, SinkCalls
-from retry.hook.tally import HookTally
+from retry.hook.sending import CallPatience, Handler, HookTally, Settler, SinkCalls, SinkHealth
 from retry.hook.verdicts import describe
 from retry.sink import DelaySink
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from broker_adapter.runtime.clock import SystemClock
 from retry.hook.attempts import Attempts
 from retry.hook.destinations import Permit
-from retry.hook.handlers import Handler
 from retry.hook.runtime import DaemonThreads, HookLog
-from retry.hook.settle import STEPS_S, Settler, SinkHealth
+from retry.hook.sending import STEPS_S, Handler, Settler, SinkHealth
 from retry.hook.verdicts import describe
 from retry.sink import DelaySink, Held, SinkClosed
 

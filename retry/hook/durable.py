@@ -20,9 +20,8 @@ from typing import Any, Self
 
 from retry.hook import broker_producers, rocketmq
 from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
-from retry.hook.handlers import Attempt, is_async
 from retry.hook.redelivery import Redelivery
-from retry.hook.sender import OutgoingMessage
+from retry.hook.sending import Attempt, OutgoingMessage, is_async
 from retry.hook.verdicts import Classifier
 from retry.outcome import Delivered, Outcome, Rejected, SendRejected
 from retry.policy import RetryPolicy

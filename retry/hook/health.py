@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from retry.hook.destinations import BreakerState
 from retry.hook.metrics import HookMetrics
-from retry.hook.uid import make_uid
+from retry.hook.sending import make_uid
 from retry.sink import DelaySink, Entry
 
 CHECK_TYPE = "retry-hook-check"

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from retry.hook.destinations import BreakerState, Destination
-from retry.hook.handlers import Handler
-from retry.hook.sender import Sender
-from retry.hook.settle import Settler, SinkHealth
+from retry.hook.sending import Handler, Sender, Settler, SinkHealth
 from retry.sink import DelaySink, SinkStats
 
 # Gauge values of breaker states: greater is worse.

@@ -24,30 +24,35 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_adapter.runtime.clock import Clock
-from retry.hook.async_sender import AsyncSender
 from retry.hook.attempts import Attempts
 from retry.hook.closing import Closed, close, stop_beginning
 from retry.hook.destinations import Destination
 from retry.hook.drain import Drain
 from retry.hook.environment import described_by
-from retry.hook.handlers import (
-    MODES,
-    WORKERS_MAX,
-    Handler,
-    HandlerExists,
-    HandlerFunction,
-    Mode,
-    UnknownType,
-    check_type_name,
-    is_async,
-    takes_attempt,
-)
 from retry.hook.health import CHECK_TYPE, Ages, Health, HookHealth, dry_run, judge_health
 from retry.hook.metrics import HookMetrics, snapshot
 from retry.hook.runtime import HookLog, Loops, close_on_sigterm, guard, keep_alive, release
-from retry.hook.sender import FORKED, Call, OutgoingMessage, Sender, make_message
-from retry.hook.settle import Settler, SinkHealth
-from retry.hook.tally import HookTally
+from retry.hook.sending import (
+    FORKED,
+    MODES,
+    WORKERS_MAX,
+    AsyncSender,
+    Call,
+    Handler,
+    HandlerExists,
+    HandlerFunction,
+    HookTally,
+    Mode,
+    OutgoingMessage,
+    Sender,
+    Settler,
+    SinkHealth,
+    UnknownType,
+    check_type_name,
+    is_async,
+    make_message,
+    takes_attempt,
+)
 from retry.hook.verdicts import Classifier, describe
 from retry.outcome import Outcome, Spooled
 from retry.policy import SPOOL_STEPS_MS, RetryPolicy, Table, to_plain

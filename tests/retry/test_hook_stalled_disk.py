@@ -22,7 +22,7 @@ from dmq.producer_store.spool import Spool
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.files import disk
 from retry import Delivered, Redelivery, Rejected, Spooled
-from retry.hook.sink_calls import CallPatience
+from retry.hook.sending.sink_calls import CallPatience
 from retry.sink import Entry, Held, SinkStats
 from retry.testing import FakeProducer, run_due
 

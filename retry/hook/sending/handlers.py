@@ -13,7 +13,7 @@ from typing import Any, Literal
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import check_topic
 from retry.hook.destinations import Destination
-from retry.hook.tally import HookTally
+from retry.hook.sending.tally import HookTally
 from retry.hook.verdicts import Classifier
 from retry.policy import RetryPolicy, to_plain
 from retry.sink import DelaySink

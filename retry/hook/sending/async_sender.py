@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from broker_adapter.runtime.cancellation import is_cancelled_here
-from retry.hook.handlers import Handler, receipt_of
 from retry.hook.runtime import DaemonThreads, Loops, failure_of
-from retry.hook.sender import Ask, Flow, KeepFuture, OutgoingMessage, Sender, Step, Tell, TryNow
-from retry.hook.sink_calls import CallPatience
+from retry.hook.sending.handlers import Handler, receipt_of
+from retry.hook.sending.sender import Ask, Flow, KeepFuture, OutgoingMessage, Sender, Step, Tell, TryNow
+from retry.hook.sending.sink_calls import CallPatience
 from retry.hook.verdicts import describe
 from retry.outcome import Outcome
 

@@ -28,7 +28,7 @@ from retry import (
     Throttled,
     UnknownType,
 )
-from retry.hook.uid import time_of
+from retry.hook.sending.uid import time_of
 from retry.sink import Entry, Held
 from retry.testing import FakeProducer, MemorySink, advance, run_due
 

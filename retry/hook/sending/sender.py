@@ -20,11 +20,11 @@ from random import Random
 from typing import Any, TypeVar
 
 from retry.hook.destinations import Permit
-from retry.hook.handlers import Attempt, Handler, receipt_of
 from retry.hook.runtime import HookLog
-from retry.hook.settle import Settler, SinkHealth
-from retry.hook.sink_calls import CallPatience, SinkCalls, SinkNotAsked
-from retry.hook.uid import make_uid
+from retry.hook.sending.handlers import Attempt, Handler, receipt_of
+from retry.hook.sending.settlement import Settler, SinkHealth
+from retry.hook.sending.sink_calls import CallPatience, SinkCalls, SinkNotAsked
+from retry.hook.sending.uid import make_uid
 from retry.hook.verdicts import Permanent, Throttled, Unreadable, Verdict, describe, judge
 from retry.outcome import Delivered, Outcome, Rejected, Spooled
 from retry.policy import RetryAt, decide
