@@ -19,9 +19,9 @@ from broker_adapter.runtime.exports import lazy_exports
 if TYPE_CHECKING:
     from retry import api as api
     from retry.api import retry
-    from retry.hook.closing import Closed
     from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
     from retry.hook.destinations import BreakerState
+    from retry.hook.draining import Closed
     from retry.hook.durable import durable
     from retry.hook.environment import EnvironmentInvalid
     from retry.hook.health import Health, HealthStatus, HookHealth
@@ -88,9 +88,9 @@ _export = lazy_exports(
     __name__,
     {
         "retry.api": "retry",
-        "retry.hook.closing": "Closed",
         "retry.hook.codecs": "Arguments Codec Encoded PlainCodec",
         "retry.hook.destinations": "BreakerState",
+        "retry.hook.draining": "Closed",
         "retry.hook.durable": "durable",
         "retry.hook.environment": "EnvironmentInvalid",
         "retry.hook.health": "HookHealth Health HealthStatus",

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from broker_adapter.runtime.log import LibraryLog
 from dmq.integrations.environment import METRICS_DIR
 from dmq.integrations.figures import SharedFigures
-from retry.hook.closing import Closed
+from retry.hook.draining import Closed
 from retry.hook.redelivery import Payload, Redelivery
 from retry.hook.runtime import guard
 from retry.hook.sending import HandlerExists, HandlerFunction

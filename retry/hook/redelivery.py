@@ -24,10 +24,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_adapter.runtime.clock import Clock
-from retry.hook.attempts import Attempts
-from retry.hook.closing import Closed, close, stop_beginning
 from retry.hook.destinations import Destination
-from retry.hook.drain import Drain
+from retry.hook.draining import Attempts, Closed, Drain, close, stop_beginning
 from retry.hook.environment import described_by
 from retry.hook.health import CHECK_TYPE, Ages, Health, HookHealth, dry_run, judge_health
 from retry.hook.metrics import HookMetrics, snapshot

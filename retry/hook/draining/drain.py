@@ -11,8 +11,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from broker_adapter.runtime.clock import SystemClock
-from retry.hook.attempts import Attempts
 from retry.hook.destinations import Permit
+from retry.hook.draining.attempts import Attempts
 from retry.hook.runtime import DaemonThreads, HookLog
 from retry.hook.sending import STEPS_S, Handler, Settler, SinkHealth
 from retry.hook.verdicts import describe

@@ -7,8 +7,8 @@ from concurrent.futures import wait
 from dataclasses import dataclass
 
 from broker_adapter.runtime.clock import SystemClock
-from retry.hook.attempts import Attempts
-from retry.hook.drain import Drain
+from retry.hook.draining.attempts import Attempts
+from retry.hook.draining.drain import Drain
 from retry.hook.runtime import HookLog
 from retry.hook.sending import CallPatience, Handler, HookTally, Settler, SinkCalls, SinkHealth
 from retry.hook.verdicts import describe
