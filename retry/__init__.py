@@ -19,13 +19,12 @@ from broker_adapter.runtime.exports import lazy_exports
 if TYPE_CHECKING:
     from retry import api as api
     from retry.api import retry
-    from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
     from retry.hook.destinations import BreakerState
     from retry.hook.draining import Closed
-    from retry.hook.durable import durable
     from retry.hook.environment import EnvironmentInvalid
     from retry.hook.health import Health, HealthStatus, HookHealth
     from retry.hook.metrics import HookMetrics
+    from retry.hook.producers import Arguments, Codec, Encoded, PlainCodec, durable
     from retry.hook.redelivery import SPOOL_POLICY, Redelivery
     from retry.hook.sending import Attempt, HandlerExists, UnknownType
     from retry.hook.verdicts import Permanent, Retry, Throttled, Unknown, Unreadable, Verdict, classify
@@ -88,13 +87,12 @@ _export = lazy_exports(
     __name__,
     {
         "retry.api": "retry",
-        "retry.hook.codecs": "Arguments Codec Encoded PlainCodec",
         "retry.hook.destinations": "BreakerState",
         "retry.hook.draining": "Closed",
-        "retry.hook.durable": "durable",
         "retry.hook.environment": "EnvironmentInvalid",
         "retry.hook.health": "HookHealth Health HealthStatus",
         "retry.hook.metrics": "HookMetrics",
+        "retry.hook.producers": "Arguments Codec Encoded PlainCodec durable",
         "retry.hook.redelivery": "SPOOL_POLICY Redelivery",
         "retry.hook.sending": "Attempt HandlerExists UnknownType",
         "retry.hook.verdicts": "Permanent Retry Throttled Unknown Unreadable Verdict classify",

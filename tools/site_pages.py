@@ -31,7 +31,7 @@ REFERENCE = {
     "reference/api/hook.md": (
         "The hook",
         "retry.hook.redelivery.Redelivery",
-        "retry.hook.durable.durable",
+        "retry.hook.producers.durable_producer.durable",
         "retry.outcome",
     ),
     "reference/api/sinks.md": ("Sinks", "dmq.producer_store.spool", "dmq.client.SidecarClient", "retry.sink"),

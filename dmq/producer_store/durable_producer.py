@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from dmq.producer_store.spool import Spool
-from retry.hook.durable import durable as _durable
+from retry.hook.producers import durable as _durable
 from retry.hook.redelivery import Redelivery
 from retry.sink import DelaySink
 

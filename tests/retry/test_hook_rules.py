@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retry.hook.codecs import PlainCodec
 from retry.hook.destinations.breaker import FAILURES_TO_OPEN, PROBE_STEPS_S, PROBE_TIMEOUT_S, Breaker, BreakerState
 from retry.hook.destinations.outage import OutageRule
 from retry.hook.destinations.ramp import BURST_S, LEAST_PER_S, START_PER_S, UNLIMITED_PER_S, Ramp
+from retry.hook.producers.codecs import PlainCodec
 from retry.hook.sending.uid import UidSource, time_of
 from retry.hook.verdicts.verdict import Unreadable
 

@@ -27,7 +27,7 @@ from retry import (
 from retry.testing import FakeProducer, MemorySink, advance, run_due
 
 AWAY = ConnectionError("away")
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class Producer(FakeProducer):
@@ -216,7 +216,7 @@ from rocketmq.v5.exception import (BadRequestException, IllegalArgumentException
 from rocketmq.v5.client.balancer import QueueSelector
 from broker_adapter.runtime.clock import ManualClock
 from retry import Spooled, durable
-from retry.hook.rocketmq import RocketMqCodec, UID_PROPERTY, classify
+from retry.hook.producers.rocketmq import RocketMqCodec, UID_PROPERTY, classify
 from retry.testing import MemorySink, advance
 
 class Away(Producer):

@@ -13,9 +13,9 @@ from broker_adapter.contracts.message import BodyEncoding, Message
 from broker_adapter.contracts.own_keys import OWN_KEY
 from broker_adapter.runtime.clock import ManualClock
 from retry import Death, Permanent, Retry, SendRejected, Spooled, Throttled, Unreadable, durable
-from retry.hook.broker_producers import BrokerCodec, classify
-from retry.hook.codecs import join
-from retry.hook.rocketmq import UID_PROPERTY
+from retry.hook.producers.broker_producers import BrokerCodec, classify
+from retry.hook.producers.codecs import join
+from retry.hook.producers.rocketmq import UID_PROPERTY
 from retry.testing import FakeProducer, MemorySink, advance, run_due
 
 UID = bytes(range(16))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from broker_adapter.contracts.own_keys import own_key_of
-from retry.hook.codecs import Arguments, Encoded, join, split
+from retry.hook.producers.codecs import Arguments, Encoded, join, split
 from retry.hook.verdicts import Permanent, Retry, Throttled, Unreadable, Verdict, hides_attempts, passed
 from retry.hook.verdicts import classify as classify_by_default
 

@@ -18,8 +18,8 @@ from functools import partial, update_wrapper
 from types import TracebackType
 from typing import Any, Self
 
-from retry.hook import broker_producers, rocketmq
-from retry.hook.codecs import Arguments, Codec, Encoded, PlainCodec
+from retry.hook.producers import broker_producers, rocketmq
+from retry.hook.producers.codecs import Arguments, Codec, Encoded, PlainCodec
 from retry.hook.redelivery import Redelivery
 from retry.hook.sending import Attempt, OutgoingMessage, is_async
 from retry.hook.verdicts import Classifier

@@ -18,8 +18,8 @@ from broker_adapter.contracts.message import BodyEncoding, Message
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.contracts.own_keys import own_key_of
 from broker_adapter.runtime.clock import Clock
-from retry.hook.codecs import Arguments, Encoded, join, split
-from retry.hook.rocketmq import UID_PROPERTY
+from retry.hook.producers.codecs import Arguments, Encoded, join, split
+from retry.hook.producers.rocketmq import UID_PROPERTY
 from retry.hook.verdicts import Permanent, Retry, Throttled, Unreadable, Verdict
 
 THROTTLED_AFTER_S = 1.0

@@ -18,7 +18,7 @@ from broker_adapter.queue_client import blocking
 from broker_adapter.queue_client.consumer import ConsumerOptions
 from dmq import Spool, durable
 from retry import Fixed, RetryPolicy, Spooled
-from retry.hook.rocketmq import UID_PROPERTY
+from retry.hook.producers.rocketmq import UID_PROPERTY
 from retry.testing import MemorySink, advance
 
 pytestmark = pytest.mark.integration
