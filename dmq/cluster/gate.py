@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from broker_adapter.runtime.clock import Clock
-from retry.hook.destinations import Breaker, BreakerState, Ramp
+from retry import BreakerState
+from retry.hook import Breaker, Ramp
 
 
 class ForwardGate:

@@ -36,9 +36,8 @@ from dmq.integrations.figures import merged
 from dmq.integrations.pages import ProbePage, served
 from dmq.integrations.runners import Function, Loop, Message, StopRunning, Threads
 from dmq.integrations.worker_hook import JSON, PROMETHEUS
-from retry.hook.environment import EnvironmentInvalid
-from retry.hook.sending import is_async
-from retry.hook.verdicts import Permanent, Unreadable
+from retry import EnvironmentInvalid, Permanent, Unreadable
+from retry.hook import is_async
 
 PARALLELISM_MAX: Final = 256
 TIMEOUT_S_MAX: Final = 3 * 3600.0  # the broker renews a lease at most this long

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dmq.config.contexts import ContextError, Target, target_by
 from dmq.config.units import parse_duration, parse_size
-from retry.hook.environment import EnvironmentInvalid
-from retry.hook.redelivery import TIMEOUT_S_MAX
-from retry.hook.sending import MODES, WORKERS_MAX
+from retry import EnvironmentInvalid
+from retry.hook import MODES, TIMEOUT_S_MAX, WORKERS_MAX
 from retry.policy import MAX_ATTEMPTS_LIMIT, SPOOL_STEPS_MS, PolicyError, RetryPolicy, Table
 from retry.sink import DelaySink
 

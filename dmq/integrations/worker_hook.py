@@ -23,10 +23,8 @@ from typing import Any, Final, TypeVar
 from broker_adapter.runtime.log import LibraryLog
 from dmq.integrations.environment import METRICS_DIR
 from dmq.integrations.figures import SharedFigures
-from retry.hook.draining import Closed
-from retry.hook.redelivery import Payload, Redelivery
-from retry.hook.runtime import guard
-from retry.hook.sending import HandlerExists, HandlerFunction
+from retry import Closed, HandlerExists, Redelivery
+from retry.hook import HandlerFunction, Payload, guard
 from retry.outcome import Outcome
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from dmq.producer_store.spool import Spool
-from retry.hook.producers import durable as _durable
-from retry.hook.redelivery import Redelivery
+from retry import Redelivery
+from retry import durable as _durable
 from retry.sink import DelaySink
 
 SPOOL_DEFAULT = "var/spool"

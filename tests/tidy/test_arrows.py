@@ -117,6 +117,11 @@ def test_the_drawn_house_stands(house: Path) -> None:
         ("dmq.broker", "import grpc", "dmq is not allowed to import grpc"),
         ("dmq.daemon", "import grpc.aio", "dmq is not allowed to import grpc"),
         ("retry.hook", "import grpc", "retry is not allowed to import grpc"),
+        (
+            "retry.hook.sending",
+            "import retry.hook.metrics",
+            "retry.hook.sending is not allowed to import retry.hook.metrics",
+        ),
         ("dmq.trail", "import pyspark.sql", "dmq is not allowed to import pyspark"),
         ("dmq.rocketmq_server.server", "import rocketmq", "dmq is not allowed to import rocketmq"),
         ("broker_adapter.wire", "import grpc_tools.protoc", "broker_adapter is not allowed to import grpc_tools"),

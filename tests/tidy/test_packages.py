@@ -47,7 +47,6 @@ OPEN = frozenset(
         "dmq.store.writer",
         "dmq.trail",
         "retry",
-        "retry.hook",
         "spark_audit.rules",
     ]
 )

@@ -29,8 +29,8 @@ from rocketmq import ClientConfiguration, Credentials, Message, Producer  # noqa
 from broker_adapter.runtime.clock import SystemClock  # noqa: E402
 from dmq import Spool  # noqa: E402
 from retry import Attempt, Delivered, Redelivery, Spooled, durable  # noqa: E402
+from retry.hook import MODES  # noqa: E402
 from retry.hook.producers.rocketmq import UID_PROPERTY, RocketMqCodec, classify  # noqa: E402
-from retry.hook.sending.handlers import MODES  # noqa: E402
 
 faulthandler.register(signal.SIGUSR1)  # for a test that finds it stuck
 

@@ -23,8 +23,8 @@ from dmq.cluster import topic_forwarder as lane
 from dmq.cluster.outgoing import Doubt
 from dmq.cluster.topic_forwarder import TOGETHER_MAX
 from dmq.trail.events import EventKind
+from retry import BreakerState
 from retry.dead_letter import PARENT_MESSAGE_ID, REFUSED, Job, JobKind
-from retry.hook.destinations.breaker import BreakerState
 
 pytestmark = pytest.mark.contract
 NO_ANSWER = BrokerUnavailable("no answer")
