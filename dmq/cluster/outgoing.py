@@ -22,7 +22,7 @@ from dmq.broker.handles import read_receipt
 from dmq.broker.io import Place, look_at
 from dmq.broker.topics import FORWARDER_GROUP
 from dmq.store import Store
-from dmq.store.schema.border import Border, decode_border, encode_border
+from dmq.store.schema.cell.border import Border, decode_border, encode_border
 from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BORDER, Family, bound_key, pack_u64, unpack_u64
 from dmq.store.writer.operations import Delete, Emit, Put

@@ -30,7 +30,7 @@ from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.notifications import check_notifications, check_receivers
 from dmq.recovery import check_backup_dir
 from dmq.store.files.cell import holder_of
-from dmq.store.schema.files import CELL_FILE
+from dmq.store.schema.cell.files import CELL_FILE
 
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # for example an IPv6 host name without IPv6
 

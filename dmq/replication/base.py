@@ -24,8 +24,8 @@ from dmq.replication.segment import number_of
 from dmq.store import database_files
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.durable import sync_directory, sync_file
+from dmq.store.schema.cell.position import Position, decode_position
 from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, META_POSITION, Family, unpack_u64
-from dmq.store.schema.position import Position, decode_position
 from dmq.version import version_here
 
 PREFIX, FILES, VERIFIED = "base/", "files/", "verified/"

@@ -10,8 +10,8 @@ from dmq.errors import FormatUnsupported, ReplicaDamaged, ReplicaForeign
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import PREFIX, Segment, decode_segment, number_of, segment_name
 from dmq.store.engines.engine import Batch, Engine
+from dmq.store.schema.cell.position import NO_CHECKSUM, Position, encode_position
 from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, META_IDENTITY, META_POSITION, Family, unpack_u64
-from dmq.store.schema.position import NO_CHECKSUM, Position, encode_position
 
 _READS_MAX = 16  # at once
 

@@ -42,8 +42,8 @@ from dmq.replication.segment import (
     segment_name,
 )
 from dmq.store.engines.engine import Batch, Engine
+from dmq.store.schema.cell.position import NO_CHECKSUM, Position, decode_position
 from dmq.store.schema.keys import META_POSITION, Family
-from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
 from dmq.store.writer.batch_log import LogMoved, LogStart
 
 log = LibraryLog("dmq.replication")

@@ -33,7 +33,7 @@ from dmq.replication.objects import ObjectStore, ReplicaUnavailable
 from dmq.replication.segment import SegmentHead
 from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
-from dmq.store.schema.position import NO_CHECKSUM, Position
+from dmq.store.schema.cell.position import NO_CHECKSUM, Position
 
 log = LibraryLog("dmq.replication")
 

@@ -23,7 +23,7 @@ import zstandard
 
 from dmq.errors import FormatUnsupported, ReplicaDamaged
 from dmq.store.engines.engine import Batch
-from dmq.store.schema.position import CHECKSUM_BYTES
+from dmq.store.schema.cell.position import CHECKSUM_BYTES
 
 PREFIX = "log/"
 NONCE_BYTES = 16

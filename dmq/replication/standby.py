@@ -23,9 +23,9 @@ from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell
 from dmq.store.files.durable import sync_directory
-from dmq.store.schema.identity import Identity, StorePlace, decode_identity, encode_identity
+from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
+from dmq.store.schema.cell.position import NO_CHECKSUM, Position, decode_position
 from dmq.store.schema.keys import META_BOOT, META_IDENTITY, META_POSITION, Family, unpack_u64
-from dmq.store.schema.position import NO_CHECKSUM, Position, decode_position
 
 log = LibraryLog("dmq.replication")
 

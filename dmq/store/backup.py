@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dmq.errors import StoreCorrupt, StoreError, StoreFailed, StoreFull, told
 from dmq.store.files.cell import Cell, unusable
 from dmq.store.files.durable import sync_directory, sync_file
-from dmq.store.schema.files import CELL_FILE
+from dmq.store.schema.cell.files import CELL_FILE
 from dmq.store.store import Store
 
 _CHECKPOINT = ".checkpoint-backup-"

@@ -237,7 +237,7 @@ def test_the_page_of_the_trail_has_each_kind_of_event() -> None:
 def test_the_page_of_the_store_is_the_code() -> None:
     """Each family, kind, letter and version of ``dmq.store.schema`` is drawn under its number, and no other is."""
     there = set()
-    for found in pkgutil.iter_modules(schema.__path__, f"{schema.__name__}."):
+    for found in pkgutil.walk_packages(schema.__path__, f"{schema.__name__}."):
         module = importlib.import_module(found.name)
         own = found.name.rpartition(".")[2]
         for name, value in vars(module).items():

@@ -18,7 +18,7 @@ from hashlib import blake2b
 from hmac import compare_digest
 from typing import NamedTuple
 
-from dmq.store.schema.identity import Identity
+from dmq.store.schema.cell.identity import Identity
 
 _HEAD = struct.Struct(">BQB")
 _CODE_BYTES = 16

@@ -16,7 +16,7 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from broker_adapter.contracts.errors import Refused, Rule
-from dmq.store.schema.identity import Identity
+from dmq.store.schema.cell.identity import Identity
 
 _HEAD = struct.Struct(">BIIHQQH?Q")
 _HEAD_BYTES = _HEAD.size

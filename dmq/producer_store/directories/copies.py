@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dmq.errors import StoreError, StoreLocked
 from dmq.store.files.cell import lock_directory, unusable
-from dmq.store.schema.files import CELL_FILE, CLOSED_FILE
+from dmq.store.schema.cell.files import CELL_FILE, CLOSED_FILE
 
 LOCK_FILE = "ADOPT"  # exists since a process first opened a directory of the spool
 _WORK = ".work-"

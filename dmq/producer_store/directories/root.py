@@ -32,8 +32,8 @@ from dmq.producer_store.entries.entries import Entries
 from dmq.store import Store, StoreOptions
 from dmq.store.files.cell import unusable
 from dmq.store.files.durable import make_directory, sync_directory
-from dmq.store.schema.clock import encode_clock
-from dmq.store.schema.files import ADOPTER_FILE
+from dmq.store.schema.cell.clock import encode_clock
+from dmq.store.schema.cell.files import ADOPTER_FILE
 from dmq.store.schema.keys import META_CLOCK, Family
 from dmq.store.writer.operations import Put
 

@@ -14,7 +14,7 @@ import threading
 
 from broker_adapter.runtime.clock import Clock
 from dmq.store.files.steady_clock import JUMP_MAX_MS, ClockOptions, SteadyClock
-from dmq.store.schema.clock import ClockRow
+from dmq.store.schema.cell.clock import ClockRow
 
 
 class ForwardClock:

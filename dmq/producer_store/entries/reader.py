@@ -22,7 +22,7 @@ from dmq.errors import StoreCorrupt, StoreError, StoreFailed
 from dmq.producer_store.entries.damage import Found, Hole, mark_from, read_timeline
 from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket
-from dmq.store.schema.clock import encode_clock
+from dmq.store.schema.cell.clock import encode_clock
 from dmq.store.schema.keys import META_CLOCK, TIMELINE_END, Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import decode_entry, entry_id

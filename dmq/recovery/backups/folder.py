@@ -24,7 +24,7 @@ from typing import NamedTuple
 from dmq.errors import DmqError, StoreCorrupt, StoreFailed
 from dmq.store.files.cell import unusable
 from dmq.store.files.durable import sync_directory
-from dmq.store.schema.files import CELL_FILE, decode_marker
+from dmq.store.schema.cell.files import CELL_FILE, decode_marker
 
 DAMAGED = 4  # exit code of the verification process
 _UNVERIFIED, _REMOVING = ".unverified", ".removing"

@@ -37,7 +37,7 @@ from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, ScheduleRows
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.files.cell import Cell
 from dmq.store.schema import keys
-from dmq.store.schema.files import CELL_FILE
+from dmq.store.schema.cell.files import CELL_FILE
 from dmq.store.schema.keys import Family
 from dmq.store.schema.ledger import decode_head
 from dmq.store.schema.outbox import decode_state

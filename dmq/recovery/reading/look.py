@@ -21,7 +21,7 @@ from dmq.recovery.reading.findings import Pages
 from dmq.recovery.reading.log_repair import Dropped, Tell, clean_logs
 from dmq.store import Store
 from dmq.store.engines.rocks import RocksEngine, RocksOptions, rebuild_manifest
-from dmq.store.schema.files import CELL_FILE, CLOSED_FILE, decode_closed
+from dmq.store.schema.cell.files import CELL_FILE, CLOSED_FILE, decode_closed
 from dmq.store.schema.keys import Family
 
 _COPIES_MAX = 5  # copies of a directory whose files change

@@ -20,9 +20,9 @@ from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import Segment
 from dmq.store.engines.engine import scan_pages
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
+from dmq.store.schema.cell.position import Position, decode_position
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.keys import META_POSITION, META_SEQUENCE, Family, half_scope, unpack_u64
-from dmq.store.schema.position import Position, decode_position
 
 _PAGE_ROWS = 1_000
 _END = b"\xff" * 48  # after every index key

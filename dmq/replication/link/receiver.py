@@ -22,7 +22,7 @@ from dmq.replication.link.frames import (
 from dmq.replication.link.received import ReceivedBatches
 from dmq.replication.link.record import LINK, LinkRecord, is_nameable
 from dmq.replication.objects import ObjectStore
-from dmq.store.schema.position import Position
+from dmq.store.schema.cell.position import Position
 
 log = LibraryLog("dmq.replication")
 

@@ -13,7 +13,7 @@ from dmq.replication.link.receiver import LinkReceiver
 from dmq.replication.link.record import LINK, LinkRecord, is_reserved, sealed
 from dmq.replication.objects import ObjectStore
 from dmq.replication.segment import NONCE_BYTES, SegmentHead, encode_segment, segment_name
-from dmq.store.schema.position import Position
+from dmq.store.schema.cell.position import Position
 
 log = LibraryLog("dmq.replication")
 

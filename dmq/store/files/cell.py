@@ -34,7 +34,7 @@ from dmq.errors import (
     told,
 )
 from dmq.store.files.durable import make_directory, sync_directory
-from dmq.store.schema.files import (
+from dmq.store.schema.cell.files import (
     CELL_FILE,
     CLOSED_FILE,
     HOLDERS_FILE,
@@ -46,7 +46,7 @@ from dmq.store.schema.files import (
     encode_holders,
     encode_marker,
 )
-from dmq.store.schema.identity import StorePlace
+from dmq.store.schema.cell.identity import StorePlace
 from dmq.store.schema.keys import FORMAT_VERSION
 
 _DATA = ("CURRENT", "MANIFEST-")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 
-from dmq.store.schema.identity import SECRET_BYTES, Identity, StorePlace
+from dmq.store.schema.cell.identity import SECRET_BYTES, Identity, StorePlace
 
 
 def draw(place: StorePlace) -> Identity:

@@ -26,7 +26,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from broker_adapter.runtime.clock import Clock
-from dmq.store.schema.clock import ClockRow
+from dmq.store.schema.cell.clock import ClockRow
 
 STEP_MS = 1_000  # a change of the clocks' distance by this much, beyond slewing, is a step
 SLEW_DIVISOR = 2_000  # a clock is slewed by 500 ppm at most

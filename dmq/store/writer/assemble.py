@@ -13,7 +13,7 @@ from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.engines.engine import Batch, Engine, queue_end
 from dmq.store.files.steady_clock import SteadyClock
 from dmq.store.schema import keys, outbox
-from dmq.store.schema.clock import encode_clock
+from dmq.store.schema.cell.clock import encode_clock
 from dmq.store.schema.index import (
     EntryState,
     Receipt,

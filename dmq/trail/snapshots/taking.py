@@ -29,7 +29,7 @@ from dmq.errors import DmqError, StoreCorrupt
 from dmq.store import Store
 from dmq.store.files.cell import Cell
 from dmq.store.files.durable import sync_directory
-from dmq.store.schema.files import CELL_FILE, decode_marker
+from dmq.store.schema.cell.files import CELL_FILE, decode_marker
 from dmq.trail.snapshots.layout import MANIFEST, QueueId, encode_cursors, open_quiet, read_cut
 
 KEPT_NEWEST = 48

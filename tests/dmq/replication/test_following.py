@@ -13,8 +13,8 @@ from dmq.replication.following import apply, follow
 from dmq.replication.segment import SegmentHead, encode_batch, encode_segment, segment_name
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.memory import MemoryEngine
+from dmq.store.schema.cell.position import NO_CHECKSUM, decode_position
 from dmq.store.schema.keys import META_POSITION, Family
-from dmq.store.schema.position import NO_CHECKSUM, decode_position
 
 pytestmark = pytest.mark.unit
 _STORE = 7

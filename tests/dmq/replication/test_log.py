@@ -19,8 +19,8 @@ from dmq.replication.segment import segment_name
 from dmq.store.backup import TargetTaken
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
+from dmq.store.schema.cell.position import decode_position
 from dmq.store.schema.keys import META_BOOT, META_POSITION, Family, pack_u64
-from dmq.store.schema.position import decode_position
 from dmq.store.store import Store
 from dmq.store.writer.batch_log import LogStart
 from dmq.store.writer.operations import Delete, Put

@@ -21,9 +21,9 @@ from dmq.replication.role import Role, role_of
 from dmq.replication.segment import PREFIX, SegmentHead, segment_name
 from dmq.replication.standby import DirectoryState, Standby, publish_cell, read_directory
 from dmq.store.files.cell import Cell
-from dmq.store.schema.identity import Identity, StorePlace
+from dmq.store.schema.cell.identity import Identity, StorePlace
+from dmq.store.schema.cell.position import Position
 from dmq.store.schema.keys import FORMAT_VERSION, Family
-from dmq.store.schema.position import Position
 from dmq.store.store import Store
 from dmq.store.writer.operations import Put
 from dmq.trail.snapshots.layout import open_quiet

@@ -9,7 +9,7 @@ from support.rigs.stores import events
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.scheduler.moves import moved
-from dmq.store.schema.clock import Move, decode_moves
+from dmq.store.schema.cell.clock import Move, decode_moves
 from dmq.store.schema.keys import pack_timeline_key
 from dmq.store.schema.record import (
     EntryKind,

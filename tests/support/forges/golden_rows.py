@@ -24,8 +24,10 @@ from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
 from dmq.store.schema import properties as of_properties
 from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity
-from dmq.store.schema.border import Border, decode_border, encode_border
-from dmq.store.schema.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
+from dmq.store.schema.cell.border import Border, decode_border, encode_border
+from dmq.store.schema.cell.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
+from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
+from dmq.store.schema.cell.position import Position, decode_position, encode_position
 from dmq.store.schema.failure_reason import encode_reason
 from dmq.store.schema.group import (
     ExceptionRow,
@@ -37,7 +39,6 @@ from dmq.store.schema.group import (
     outcome_key,
     unpack_group_row,
 )
-from dmq.store.schema.identity import Identity, StorePlace, decode_identity, encode_identity
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import (
@@ -76,7 +77,6 @@ from dmq.store.schema.own_keys import (
     row_of,
     without_own_key,
 )
-from dmq.store.schema.position import Position, decode_position, encode_position
 from dmq.store.schema.recurring import (
     CatchUp,
     Phase,

@@ -42,9 +42,9 @@ from dmq.replication.role import Primacy, release_lease, release_link
 from dmq.replication.segment import Segment, SegmentHead, decode_batch, decode_segment, segment_name
 from dmq.replication.standby import DirectoryState, Standby
 from dmq.store.engines.engine import Batch
-from dmq.store.schema.identity import Identity
+from dmq.store.schema.cell.identity import Identity
+from dmq.store.schema.cell.position import Position, decode_position
 from dmq.store.schema.keys import META_POSITION, Family
-from dmq.store.schema.position import Position, decode_position
 from dmq.store.writer.batch_log import LogMoved, LogStart
 
 TERM_MS = 1_000

@@ -11,7 +11,7 @@ from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.failures import failure_reasons
 from dmq.broker.failures.failure_reasons import KEPT_S, FailureReasons
 from dmq.broker.handles.receipt_handle import ReceiptHandle, ReceiptHandles
-from dmq.store.schema.identity import Identity
+from dmq.store.schema.cell.identity import Identity
 from retry.failure_reason import FailureReason
 
 REASON = FailureReason("RuntimeError", "no courier", "worker-7", "client-1", "192.0.2.7")

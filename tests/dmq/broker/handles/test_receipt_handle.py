@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.handles.receipt_handle import ReceiptHandle, ReceiptHandles, name_of, read_receipt
 from dmq.store.files.identity import draw
-from dmq.store.schema.identity import Identity, StorePlace
+from dmq.store.schema.cell.identity import Identity, StorePlace
 
 IDENTITY = Identity(7, bytes(range(32)))
 HANDLES = ReceiptHandles(IDENTITY, 1)

@@ -13,7 +13,7 @@ from dmq.replication.lease import LEASE, LeaseRecord
 from dmq.replication.link import LINK, LinkRecord
 from dmq.replication.segment import SegmentHead, encode_batch, encode_segment, segment_name
 from dmq.store.engines.engine import Batch
-from dmq.store.schema.position import NO_CHECKSUM
+from dmq.store.schema.cell.position import NO_CHECKSUM
 
 pytestmark = pytest.mark.integration
 

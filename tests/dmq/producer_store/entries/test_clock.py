@@ -7,7 +7,7 @@ import pytest
 from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.entries.clock import ForwardClock
 from dmq.store.files.steady_clock import JUMP_MAX_MS, STEADY_AFTER_MS
-from dmq.store.schema.clock import ClockRow
+from dmq.store.schema.cell.clock import ClockRow
 
 HOUR_MS = 3_600_000
 PASSED_MS = 300  # since the machine was started

@@ -15,7 +15,7 @@ from dmq.replication.link import LINK, LinkBroken, LinkRecord, ReceivedBatches
 from dmq.replication.link.frames import FRAME_BYTES_MAX, VERSION, LinkFrame, LinkHello, LinkWelcome, decode, encode
 from dmq.replication.link.receiver import LinkReceiver
 from dmq.replication.link.sockets import SocketChannel
-from dmq.store.schema.position import Position
+from dmq.store.schema.cell.position import Position
 
 pytestmark = pytest.mark.integration
 WAIT_S = 30.0

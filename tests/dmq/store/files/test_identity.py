@@ -23,7 +23,7 @@ from dmq.recovery import check_store, salvage_store
 from dmq.store.backup import back_up, back_up_stopped
 from dmq.store.files.cell import Cell
 from dmq.store.schema import keys
-from dmq.store.schema.identity import Identity
+from dmq.store.schema.cell.identity import Identity
 from dmq.store.schema.keys import Family
 from dmq.store.store import Store
 from dmq.store.writer.operations import Delete, Put

@@ -7,7 +7,7 @@ import pytest
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt
 from dmq.store.files.steady_clock import STEP_MS, ClockNews, ClockOptions, ClockStatus, News, SteadyClock
-from dmq.store.schema.clock import ClockRow, decode_clock, encode_clock
+from dmq.store.schema.cell.clock import ClockRow, decode_clock, encode_clock
 
 MINUTE_MS = 60_000
 YEAR_MS = 365 * 24 * 60 * MINUTE_MS
