@@ -17,7 +17,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.acl.rules import AccessKey
 from dmq.http2 import LOOPBACK
 from dmq.runtime.token_bucket import TokenBucket, refilled, spent
-from dmq.store.schema.limits import Limit, decode_limits, encode_limits
+from dmq.store.schema.operators.limits import Limit, decode_limits, encode_limits
 
 KEY: Final = "key"
 ADDRESS: Final = "address"

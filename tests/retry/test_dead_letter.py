@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dmq.store.schema.orders import decode_job, encode_job
+from dmq.store.schema.operators.orders import decode_job, encode_job
 from retry.dead_letter import Dead, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason
 

@@ -21,8 +21,8 @@ from dmq.admin.requests import validate
 from dmq.admin.requests.mapping import filled
 from dmq.errors import DmqError, StoreBusy, StoreError
 from dmq.store import Store
-from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity, text_of
 from dmq.store.schema.keys import META_ACTIVITY, Family, activity_key, meta_range
+from dmq.store.schema.operators.activity import Activity, CallOutcome, decode_activity, encode_activity, text_of
 from dmq.store.writer.operations import Delete, Emit, Op, Put
 from dmq.trail.events import operated_event
 

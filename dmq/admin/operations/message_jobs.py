@@ -14,7 +14,7 @@ from dmq.admin.requests import mapping, validate
 from dmq.admin.requests.message_query import filter_of
 from dmq.broker import EmbeddedBroker
 from dmq.broker.delayed import Changed, ChangeOutcome, HeldBy
-from dmq.store.schema.message_jobs import JobMessage, MessageJob
+from dmq.store.schema.operators.message_jobs import JobMessage, MessageJob
 
 _JOBS_SHOWN_MAX: Final = 100
 

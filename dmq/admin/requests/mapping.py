@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import mapping
 from dmq.admin import admin_v1 as wire
-from dmq.store.schema.message_jobs import MessageJob, MessageJobKind
+from dmq.store.schema.operators.message_jobs import MessageJob, MessageJobKind
 from retry.dead_letter import DeadFilter, Job
 from retry.failure_reason import FailureReason
 from retry.policy import Backoff, Exponential, Fixed, PolicyError, Reason, RetryPolicy, Table

@@ -19,7 +19,7 @@ from broker_adapter.contracts.own_keys import check_own_key
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.validate import check_message_id, check_times
 from dmq.config.units import After, parse_around
-from dmq.store.schema.message_jobs import MessageFilter
+from dmq.store.schema.operators.message_jobs import MessageFilter
 
 QUERY_CHARS_MAX: Final = 2_000
 _TIMES: Final = ("+5m", "+1h", "+1d", "-5m", "-1h")

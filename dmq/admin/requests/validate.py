@@ -13,7 +13,7 @@ from broker_adapter.contracts.own_keys import check_own_key
 from broker_adapter.contracts.topics import check_group, check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import filter_of
-from dmq.store.schema.message_jobs import MessageFilter, MessageJob, MessageJobKind
+from dmq.store.schema.operators.message_jobs import MessageFilter, MessageJob, MessageJobKind
 from retry.dead_letter import DeadFilter, Job, JobKind
 
 PAGE_MAX = 1_000

@@ -44,7 +44,7 @@ from dmq.store.schema.index import redriven_history, redriven_id
 from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
 from dmq.store.schema.ledger import Term
 from dmq.store.schema.names import GROUPED, PLAIN
-from dmq.store.schema.orders import decode_job, encode_job
+from dmq.store.schema.operators.orders import decode_job, encode_job
 from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
 from dmq.store.writer.operations import Append, Delete, Emit, IfKnown, Op, Put, Tally
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, encode_event

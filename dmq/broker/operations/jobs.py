@@ -17,7 +17,7 @@ import structlog
 from broker_adapter.contracts.errors import BrokerError, Refused, Rule
 from dmq.broker.io import Commits
 from dmq.errors import StoreError
-from dmq.store.schema.message_jobs import MessageJob
+from dmq.store.schema.operators.message_jobs import MessageJob
 from dmq.store.writer.operations import Op
 from retry.dead_letter import Job, JobState
 

@@ -30,7 +30,7 @@ from dmq.errors import StoreCorrupt
 from dmq.store import Store
 from dmq.store.schema.index import EntryState, decode_index
 from dmq.store.schema.keys import META_MESSAGE_JOB, Family, is_held_key, meta_range, pack_index_prefix, waiting_range
-from dmq.store.schema.message_jobs import (
+from dmq.store.schema.operators.message_jobs import (
     JobMessage,
     MessageJob,
     MessageJobKind,

@@ -34,7 +34,7 @@ from dmq.store.schema.index import decode_index, failed_topic_id
 from dmq.store.schema.keys import Family
 from dmq.store.schema.ledger import Term
 from dmq.store.schema.notified import notified_key
-from dmq.store.schema.orders import Procedure, decode_procedure, encode_procedure
+from dmq.store.schema.operators.orders import Procedure, decode_procedure, encode_procedure
 from dmq.store.schema.own_keys import row_of
 from dmq.store.schema.properties import scope_place, starts_range
 from dmq.store.schema.record import (

@@ -17,7 +17,7 @@ from dmq.recovery.reading.rows import Indexed, read_begin, read_figure
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
 from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64
-from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
+from dmq.store.schema.operators.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.schema.outbox import (
     NOT_APPLICABLE,
     OutboxState,

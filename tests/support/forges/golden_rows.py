@@ -23,7 +23,6 @@ from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
 from dmq.store.schema import properties as of_properties
-from dmq.store.schema.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.cell.border import Border, decode_border, encode_border
 from dmq.store.schema.cell.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
@@ -51,7 +50,10 @@ from dmq.store.schema.ledger import (
     pack_pair,
     unpack_ledger_key,
 )
-from dmq.store.schema.message_jobs import (
+from dmq.store.schema.names import GROUPED, Keep
+from dmq.store.schema.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
+from dmq.store.schema.operators.activity import Activity, CallOutcome, decode_activity, encode_activity
+from dmq.store.schema.operators.message_jobs import (
     JobMessage,
     MessageFilter,
     MessageJob,
@@ -63,9 +65,7 @@ from dmq.store.schema.message_jobs import (
     job_message_key,
     message_job_key,
 )
-from dmq.store.schema.names import GROUPED, Keep
-from dmq.store.schema.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
-from dmq.store.schema.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
+from dmq.store.schema.operators.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.schema.own_keys import (
     KeyHolder,
     decode_key_holder,

@@ -42,7 +42,7 @@ from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family, job_key
-from dmq.store.schema.orders import encode_job
+from dmq.store.schema.operators.orders import encode_job
 from dmq.store.writer.operations import Put
 from retry.dead_letter import Job, JobState
 

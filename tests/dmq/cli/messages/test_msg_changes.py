@@ -16,7 +16,7 @@ from dmq.admin.client.client import DaemonUnavailable
 from dmq.broker.operations import message_jobs
 from dmq.cli.bulk import changes, confirm, engine
 from dmq.cli.bulk import jobs as watched
-from dmq.store.schema.message_jobs import MessageJob
+from dmq.store.schema.operators.message_jobs import MessageJob
 
 HOUR_MS = 3_600_000
 LATER = "2023-11-15T22:13:20.000Z"
