@@ -49,7 +49,7 @@ from dmq.broker.topics import (
 from dmq.broker.transactions import CheckOptions, Checks, Transactions
 from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.store import Store
-from dmq.store.schema.names import NO_QUOTAS, Keep, TopicQuotas
+from dmq.store.schema.topics.names import NO_QUOTAS, Keep, TopicQuotas
 from dmq.store.writer.operations import Appended
 from dmq.tracing import EmitSpan
 from retry.policy import DELAY_LEVELS_MS, RetryPolicy, delays_ms

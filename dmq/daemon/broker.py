@@ -10,7 +10,7 @@ from dmq.broker.transactions import CheckOptions
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import ALL_TOPICS
 from dmq.store import Store
-from dmq.store.schema.names import Keep, TopicQuotas
+from dmq.store.schema.topics.names import Keep, TopicQuotas
 from dmq.tracing import EmitSpan
 
 FORWARDED_KEPT = timedelta(minutes=10)  # messages of the cluster are not needed here; kept long enough for inspection

@@ -22,7 +22,7 @@ from dmq.errors import DmqError
 from dmq.notifications.notification import Notification
 from dmq.notifications.post import DEADLINE_S, NotDelivered, post
 from dmq.notifications.signature import headers_of, read_secrets
-from dmq.store.schema.names import PLAIN
+from dmq.store.schema.topics.names import PLAIN
 from dmq.store.writer.operations import Put
 from dmq.version import version_here
 

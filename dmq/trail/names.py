@@ -10,7 +10,7 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
 from dmq.store.schema.keys import Family, name_key
-from dmq.store.schema.names import decode_name
+from dmq.store.schema.topics.names import decode_name
 
 log = LibraryLog("dmq.trail")
 

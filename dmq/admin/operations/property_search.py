@@ -21,7 +21,6 @@ from dmq.broker.io import Place
 from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
-from dmq.store.schema.group import decode_outcome, outcome_key
 from dmq.store.schema.index import decode_index, ids_of
 from dmq.store.schema.keys import Family, half_body_key, half_scope, is_held_key, pack_index_prefix, pack_queue_key
 from dmq.store.schema.properties import PendingPlace, QueuePlace, decode_property, user_properties, value_range
@@ -33,6 +32,7 @@ from dmq.store.schema.record import (
     decode_waiting,
     encode_queued,
 )
+from dmq.store.schema.topics.group import decode_outcome, outcome_key
 
 ROWS_PER_CALL_MAX = 2_000
 _ROWS_PER_STEP, _BYTES_PER_STEP = 64, 1024 * 1024

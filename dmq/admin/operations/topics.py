@@ -32,7 +32,7 @@ from dmq.broker.topics import (
 )
 from dmq.runtime.slices import in_slices
 from dmq.store import Store
-from dmq.store.schema.names import MIXED, TopicSettings
+from dmq.store.schema.topics.names import MIXED, TopicSettings
 
 _DUE_BUCKETS_MAX = 60
 _MIXED = "MIXED"

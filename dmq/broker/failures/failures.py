@@ -33,7 +33,6 @@ from dmq.broker.message_spans import DeliveryEnd, MessageSpans
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.failure_reason import decode_reason, encode_reason
-from dmq.store.schema.group import ExceptionRow, decode_exception
 from dmq.store.schema.index import EntryState, failed_topic_id
 from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.keys import Family
@@ -41,6 +40,7 @@ from dmq.store.schema.record import (
     History,
     QueuedMessage,
 )
+from dmq.store.schema.topics.group import ExceptionRow, decode_exception
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import LANE, EventKind, with_reason
 from retry.dead_letter import REFUSED

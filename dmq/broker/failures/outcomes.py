@@ -19,7 +19,6 @@ from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.config.units import format_time
 from dmq.metrics.counting import TopicCounts
 from dmq.store.schema.failure_reason import decode_reason
-from dmq.store.schema.group import ExceptionRow
 from dmq.store.schema.index import failed_id
 from dmq.store.schema.record import (
     EntryKind,
@@ -30,6 +29,7 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
+from dmq.store.schema.topics.group import ExceptionRow
 from dmq.store.writer.operations import Append, Emit, IfKnown, Op, Schedule
 from dmq.trail.events import LANE, EventKind, encode_event, with_reason
 from retry.failure_reason import FailureReason

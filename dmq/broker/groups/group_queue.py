@@ -3,7 +3,7 @@
 Offsets below ``floor`` are finished. Above it, one bitmap per chunk of 1024 offsets marks finished offsets. ``cursor``
 is the next offset not yet handed out in this run. ``_ready`` holds offsets below the cursor to deliver next: returned
 ones, and parked ones whose turn has come. ``leases`` holds leased messages that are not finished.
-``dmq.store.schema.group`` defines the rows: floor, chunks and exceptions. All rows hold absolute values.
+``dmq.store.schema.topics.group`` defines the rows: floor, chunks and exceptions. All rows hold absolute values.
 
 An exception row is a durable lease or, with visible_at_ms 0, a returned message. For a returned message, the attempt is
 the next one. The epoch is that of the last delivery. A lease expires by the boot clock, which cannot be set. When a run
@@ -27,7 +27,10 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.handles import ReceiptHandle
-from dmq.store.schema.group import (
+from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.schema.ledger import Term
+from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.topics.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,
     SUSPENDED,
@@ -39,9 +42,6 @@ from dmq.store.schema.group import (
     pack_group_key,
     unpack_group_row,
 )
-from dmq.store.schema.keys import Family, pack_u64, unpack_u64
-from dmq.store.schema.ledger import Term
-from dmq.store.schema.record import QueuedMessage
 from dmq.store.writer.operations import Delete, Op, Put, Tally
 from dmq.tracing import TracedDelivery
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.io import Place
 from dmq.broker.topics import BrokerPart, SharedParts, check_not_forwarder
-from dmq.store.schema.group import committed_key
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
+from dmq.store.schema.topics.group import committed_key
 from dmq.store.writer.operations import Emit, Put
 from dmq.trail.events import offset_set_event
 

@@ -23,7 +23,7 @@ from dmq.config.units import format_duration
 from dmq.errors import OverBound
 from dmq.runtime.token_bucket import TokenBucket, refilled, spent, wait_s
 from dmq.store.schema.keys import half_scope
-from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
+from dmq.store.schema.topics.names import NO_QUOTAS, TopicQuotas
 from dmq.store.writer.operations import Bound
 
 QUOTAS: Final = TopicQuotas._fields

@@ -36,7 +36,7 @@ from dmq.broker.topics import (
 from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.store import Store
 from dmq.store.schema.keys import half_scope
-from dmq.store.schema.names import AS_CONFIGURED, GROUPED, TopicSettings
+from dmq.store.schema.topics.names import AS_CONFIGURED, GROUPED, TopicSettings
 from dmq.store.writer.operations import Emit, IndexProperties
 from dmq.trail.events import subscribed_event
 

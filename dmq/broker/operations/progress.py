@@ -9,8 +9,8 @@ from dmq.broker.groups import GroupSubscription, Subscriptions
 from dmq.broker.io import Reader
 from dmq.broker.topics import Group, Names, Topic
 from dmq.store import Store
-from dmq.store.schema.group import group_queue_range
 from dmq.store.schema.keys import Family
+from dmq.store.schema.topics.group import group_queue_range
 
 _PAIRS_PER_LOOK = 64
 

@@ -40,7 +40,6 @@ from dmq.store.schema.keys import (
     meta_range,
     recurring_scope,
 )
-from dmq.store.schema.names import GROUPED, PLAIN
 from dmq.store.schema.record import body_payload, decode_waiting, encode_body
 from dmq.store.schema.recurring import (
     CatchUp,
@@ -56,6 +55,7 @@ from dmq.store.schema.recurring import (
     schedule_keys,
     schedule_name,
 )
+from dmq.store.schema.topics.names import GROUPED, PLAIN
 from dmq.store.writer.operations import Delete, Emit, Op, Put, Withdraw
 from dmq.store.writer.operations import Schedule as ScheduleOp
 

@@ -17,7 +17,7 @@ from dmq.errors import MessageIdTaken, OverBound, StoreError
 from dmq.metrics.counting import TopicCounts
 from dmq.store.schema.index import EntryState
 from dmq.store.schema.index import Receipt as Stored
-from dmq.store.schema.names import GROUPED, PLAIN, TopicQuotas
+from dmq.store.schema.topics.names import GROUPED, PLAIN, TopicQuotas
 from dmq.store.writer.operations import Append, Emit, Schedule
 from dmq.store.writer.writer import LoopUnit, Unit
 

@@ -9,7 +9,7 @@ from broker_adapter.contracts.limits import QUEUES_PER_TOPIC_DEFAULT
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_group, check_topic, retry_topic
 from dmq.broker.io import Commits
 from dmq.broker.topics.registry import FORWARDER_GROUP, Group, Names, Topic
-from dmq.store.schema.names import MIXED, TopicSettings
+from dmq.store.schema.topics.names import MIXED, TopicSettings
 from retry.policy import RetryPolicy
 
 DEFAULT_POLICY = RetryPolicy()

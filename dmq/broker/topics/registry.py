@@ -1,7 +1,7 @@
 """Registry of topics, consumer groups and retry lanes: durable records with small numeric ids, all held in memory.
 
-``dmq.store.schema.names`` defines their rows. All of them share one sequence of ids, which are never reused, so an id
-alone can be the scope of an index entry.
+``dmq.store.schema.topics.names`` defines their rows. All of them share one sequence of ids, which are never reused, so
+an id alone can be the scope of an index entry.
 
 The retry topic of a group, ``%RETRY%<group>``, has one *lane* for each topic with failed messages of the group. A lane
 is a queue log of its own, so that retries of one topic never block those of another. It is created at its first use.
@@ -21,9 +21,9 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX, de
 from dmq.config.units import ALL_TOPICS, TopicPatterns
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import keys
-from dmq.store.schema import names as schema
 from dmq.store.schema.keys import Family
-from dmq.store.schema.names import (
+from dmq.store.schema.topics import names as schema
+from dmq.store.schema.topics.names import (
     AS_CONFIGURED,
     GROUPED,
     MIXED,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.config.units import DURATION_MS_MAX
 from dmq.store.schema.keys import HELD_TOPIC_ID_MAX
-from dmq.store.schema.names import Keep, TopicQuotas
+from dmq.store.schema.topics.names import Keep, TopicQuotas
 
 if TYPE_CHECKING:
     from dmq.broker.topics.registry import Topic

@@ -32,7 +32,6 @@ from dmq.config.units import format_time
 from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key, half_scope
-from dmq.store.schema.names import PLAIN
 from dmq.store.schema.record import (
     EntryKind,
     HalfMessageState,
@@ -44,6 +43,7 @@ from dmq.store.schema.record import (
     encode_half,
     encode_half_body,
 )
+from dmq.store.schema.topics.names import PLAIN
 from dmq.store.writer.operations import Delete, IfKnown, Op, Schedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 

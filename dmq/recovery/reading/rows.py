@@ -14,17 +14,8 @@ from dmq.store.schema.cell.clock import decode_clock, decode_moves
 from dmq.store.schema.cell.identity import decode_identity
 from dmq.store.schema.cell.position import decode_position
 from dmq.store.schema.counts import unpack_hour
-from dmq.store.schema.group import (
-    CHUNK_BYTES,
-    CHUNK_OFFSETS,
-    GroupKind,
-    decode_exception,
-    decode_outcome,
-    unpack_group_key,
-)
 from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_of
 from dmq.store.schema.ledger import decode_head, decode_ledger
-from dmq.store.schema.notified import decode_overdue
 from dmq.store.schema.operators.activity import decode_activity
 from dmq.store.schema.operators.message_jobs import decode_job_message, decode_message_job
 from dmq.store.schema.operators.orders import decode_job, decode_procedure
@@ -32,6 +23,15 @@ from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.own_keys import decode_key_holder
 from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
 from dmq.store.schema.recurring import decode_message, decode_progress, decode_schedule
+from dmq.store.schema.topics.group import (
+    CHUNK_BYTES,
+    CHUNK_OFFSETS,
+    GroupKind,
+    decode_exception,
+    decode_outcome,
+    unpack_group_key,
+)
+from dmq.store.schema.topics.notified import decode_overdue
 
 _FIGURES = {keys.META_FORMAT: 8, keys.META_BOOT: 8, keys.META_SEQUENCE: 8, keys.META_CLOSED: 8} | {
     keys.META_DONE: 16,

@@ -16,7 +16,6 @@ from dmq.store.schema import keys
 from dmq.store.schema.counts import due_in
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import META_NAME, Family, meta_id, meta_range
-from dmq.store.schema.names import NameKind, decode_name
 from dmq.store.schema.record import decode_waiting
 from dmq.store.schema.spool import (
     SPOOL_DEAD,
@@ -28,6 +27,7 @@ from dmq.store.schema.spool import (
     spool_rows,
     type_of,
 )
+from dmq.store.schema.topics.names import NameKind, decode_name
 from retry.sink import DeadEntry, Entry
 
 

@@ -24,7 +24,6 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.group import GROUPS_END
 from dmq.store.schema.keys import META_SPOOL_TOTAL, timeline_key
 from dmq.store.schema.record import (
     WAITING_HEADER_BYTES,
@@ -36,6 +35,7 @@ from dmq.store.schema.record import (
     encode_body,
     encode_waiting,
 )
+from dmq.store.schema.topics.group import GROUPS_END
 from retry.sink import ERROR_CHARS_MAX, UID_BYTES, DeadEntry, Death, Entry
 
 VERSION = 1  # of an entry of the dead set

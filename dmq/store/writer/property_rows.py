@@ -16,7 +16,6 @@ from dmq.store.engines.engine import Batch, Engine, scan_pages
 from dmq.store.schema import keys
 from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family, unpack_queue_key
-from dmq.store.schema.names import decode_topic_settings, has_index_properties
 from dmq.store.schema.properties import (
     BUILT,
     DAMAGED,
@@ -40,6 +39,7 @@ from dmq.store.schema.properties import (
     topic_of_waiting,
 )
 from dmq.store.schema.record import EntryKind
+from dmq.store.schema.topics.names import decode_topic_settings, has_index_properties
 from dmq.store.writer.operations import IndexBuilt, IndexMessages
 
 log = LibraryLog("dmq.store")

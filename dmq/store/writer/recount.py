@@ -14,7 +14,11 @@ from typing import NamedTuple, Protocol
 from broker_adapter.contracts.errors import Overloaded
 from dmq.store.engines.engine import Engine, Rows, scan_pages
 from dmq.store.schema import keys
-from dmq.store.schema.group import (
+from dmq.store.schema.index import failed_topic_id
+from dmq.store.schema.keys import TIMELINE_END, Family, unpack_u64
+from dmq.store.schema.ledger import decode_ledger, unpack_ledger_key
+from dmq.store.schema.record import PLACE_BYTES, EntryKind, decode_place
+from dmq.store.schema.topics.group import (
     CHUNK_OFFSETS,
     GROUPS_END,
     NO_GROUP,
@@ -24,11 +28,7 @@ from dmq.store.schema.group import (
     unpack_group_key,
     unpack_group_row,
 )
-from dmq.store.schema.index import failed_topic_id
-from dmq.store.schema.keys import TIMELINE_END, Family, unpack_u64
-from dmq.store.schema.ledger import decode_ledger, unpack_ledger_key
-from dmq.store.schema.names import NameKind, decode_name
-from dmq.store.schema.record import PLACE_BYTES, EntryKind, decode_place
+from dmq.store.schema.topics.names import NameKind, decode_name
 
 ROWS_PER_SLICE = 4_096
 _BYTES_PER_SLICE = 8 * 1024 * 1024  # values come with their payloads

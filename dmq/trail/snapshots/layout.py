@@ -13,10 +13,10 @@ from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
 from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import Family
-from dmq.store.schema.names import NameKind, decode_name
 from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, body_id, decode_history, decode_waiting
 from dmq.store.schema.spool import spooled_body_at
+from dmq.store.schema.topics.names import NameKind, decode_name
 
 _ROWS_PER_SCAN = 10_000
 MANIFEST = "manifest.json"

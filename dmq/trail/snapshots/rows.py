@@ -11,15 +11,6 @@ import pyarrow as pa
 
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Engine, queue_begin, queue_end, scan_pages
-from dmq.store.schema.group import (
-    CHUNK_BYTES,
-    CHUNK_OFFSETS,
-    GROUPS_END,
-    GroupKind,
-    is_hidden,
-    unpack_group_key,
-    unpack_group_row,
-)
 from dmq.store.schema.keys import (
     TIMELINE_END,
     Family,
@@ -31,6 +22,15 @@ from dmq.store.schema.keys import (
 )
 from dmq.store.schema.record import EntryKind
 from dmq.store.schema.spool import DEAD_HEAD_BYTES, SPOOL_DEAD, SPOOL_PARKED, spool_rows
+from dmq.store.schema.topics.group import (
+    CHUNK_BYTES,
+    CHUNK_OFFSETS,
+    GROUPS_END,
+    GroupKind,
+    is_hidden,
+    unpack_group_key,
+    unpack_group_row,
+)
 from dmq.trail.snapshots.layout import NamesOf, QueueId, Waiting, read_waiting
 
 _ROWS_PER_SCAN = 8_192

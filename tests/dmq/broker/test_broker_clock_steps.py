@@ -21,8 +21,8 @@ from support.rigs.brokers import (
 )
 
 from dmq.store.schema import keys
-from dmq.store.schema.group import GroupKind
 from dmq.store.schema.keys import Family
+from dmq.store.schema.topics.group import GroupKind
 from dmq.store.writer.operations import Delete, Put
 from dmq.trail.events import EventKind
 

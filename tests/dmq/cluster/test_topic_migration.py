@@ -17,7 +17,7 @@ from dmq.broker.topics.registry import FORWARDER_GROUP
 from dmq.cluster.outgoing import Forwards
 from dmq.cluster.topic_migration import MovedTopics
 from dmq.config.units import ALL_TOPICS, TopicPatterns
-from dmq.store.schema.names import Keep
+from dmq.store.schema.topics.names import Keep
 from dmq.trail.events import EventKind
 
 pytestmark = pytest.mark.contract

@@ -28,16 +28,6 @@ from dmq.store.schema.cell.clock import ClockRow, Move, decode_clock, decode_mov
 from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
 from dmq.store.schema.cell.position import Position, decode_position, encode_position
 from dmq.store.schema.failure_reason import encode_reason
-from dmq.store.schema.group import (
-    ExceptionRow,
-    LetterOutcome,
-    committed_key,
-    decode_exception,
-    decode_outcome,
-    encode_outcome,
-    outcome_key,
-    unpack_group_row,
-)
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.ledger import (
@@ -50,8 +40,6 @@ from dmq.store.schema.ledger import (
     pack_pair,
     unpack_ledger_key,
 )
-from dmq.store.schema.names import GROUPED, Keep
-from dmq.store.schema.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
 from dmq.store.schema.operators.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.operators.message_jobs import (
     JobMessage,
@@ -113,6 +101,18 @@ from dmq.store.schema.spool import (
     turn_of,
     uid_key,
 )
+from dmq.store.schema.topics.group import (
+    ExceptionRow,
+    LetterOutcome,
+    committed_key,
+    decode_exception,
+    decode_outcome,
+    encode_outcome,
+    outcome_key,
+    unpack_group_row,
+)
+from dmq.store.schema.topics.names import GROUPED, Keep
+from dmq.store.schema.topics.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event, encode_event

@@ -36,7 +36,7 @@ from dmq.store.engines.engine import Batch, Engine
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import META_IDENTITY, Family
-from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
+from dmq.store.schema.topics.names import NO_QUOTAS, TopicQuotas
 from dmq.store.store import Store, StoreOptions
 from dmq.tracing import EmitSpan
 from dmq.trail.events import gap_event

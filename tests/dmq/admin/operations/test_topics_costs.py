@@ -34,7 +34,7 @@ from dmq.broker.topics.settings import FlowChange
 from dmq.store.engines.engine import Engine, Rows
 from dmq.store.schema.counts import DueCount
 from dmq.store.schema.keys import Family, waiting_range
-from dmq.store.schema.names import TopicQuotas
+from dmq.store.schema.topics.names import TopicQuotas
 from dmq.store.store import Store
 from dmq.store.writer.operations import Op
 

@@ -14,7 +14,7 @@ from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue, Returned
 from dmq.broker.handles.receipt_handle import ReceiptHandle
-from dmq.store.schema.group import CHUNK_OFFSETS
+from dmq.store.schema.topics.group import CHUNK_OFFSETS
 from dmq.store.writer.operations import Op
 
 NOW_MS = 1_000_000

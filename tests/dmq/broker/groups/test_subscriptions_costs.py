@@ -10,7 +10,7 @@ import pytest
 from support.rigs.brokers import EmbeddedRig, an_envelope, every_durable_broker, receive
 
 from dmq.broker.groups.subscriptions import Subscriptions
-from dmq.store.schema.names import decode_name
+from dmq.store.schema.topics.names import decode_name
 from dmq.store.writer import recount
 from dmq.store.writer.operations import Appended
 from dmq.trail import ledger as ledger_module

@@ -16,7 +16,7 @@ from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.broker.limits.topic_quotas import OverTopicQuota
 from dmq.broker.topics.settings import BACK, FlowChange, QuotaChange
 from dmq.store.schema.keys import half_scope
-from dmq.store.schema.names import NO_QUOTAS, TopicQuotas
+from dmq.store.schema.topics.names import NO_QUOTAS, TopicQuotas
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 
 pytestmark = pytest.mark.contract

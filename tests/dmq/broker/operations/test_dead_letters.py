@@ -27,9 +27,9 @@ from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelop
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Page
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.group import pack_group_key
 from dmq.store.schema.keys import Family
 from dmq.store.schema.record import History, encode_body, encode_history, encode_queued
+from dmq.store.schema.topics.group import pack_group_key
 from dmq.store.writer.operations import Put
 from retry.dead_letter import DeadFilter
 from retry.policy import Reason

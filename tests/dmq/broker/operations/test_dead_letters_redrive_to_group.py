@@ -39,7 +39,7 @@ from broker_adapter.wire.mapping import decode
 from dmq.broker.operations.admin import BEGIN, END
 from dmq.states import MessageState
 from dmq.store.schema.keys import Family
-from dmq.store.schema.names import TopicSettings
+from dmq.store.schema.topics.names import TopicSettings
 from dmq.store.writer.operations import Put
 from dmq.trail.events import LANE, EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, JobState

@@ -32,7 +32,7 @@ from broker_adapter.contracts.transactions import Half
 from dmq.broker.operations.admin import BEGIN, END, Operator
 from dmq.broker.topics.registry import Group, Topic
 from dmq.store.schema.keys import Family
-from dmq.store.schema.names import TopicSettings
+from dmq.store.schema.topics.names import TopicSettings
 from dmq.trail.events import LANE, EventKind
 
 pytestmark = pytest.mark.contract

@@ -31,7 +31,7 @@ from dmq.broker.operations.admin import BEGIN
 from dmq.broker.operations.retention import RemovedMessages
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.schema.keys import Family
-from dmq.store.schema.names import Keep
+from dmq.store.schema.topics.names import Keep
 from dmq.trail.events import EventKind
 
 pytestmark = pytest.mark.contract

@@ -29,8 +29,8 @@ from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.io.reader import StoredProgress
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.operations.retention import RemovedMessages
-from dmq.store.schema.group import outcome_key
 from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.topics.group import outcome_key
 from dmq.store.store import Store
 from dmq.store.writer.operations import Put
 from dmq.trail.events import EventKind

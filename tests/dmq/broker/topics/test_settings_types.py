@@ -15,7 +15,7 @@ from broker_adapter.contracts.message import Envelope, MessageType
 from broker_adapter.contracts.transactions import Half
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.topics.catalog import AutoCreate
-from dmq.store.schema.names import TopicSettings, decode_topic_settings, encode_topic_settings
+from dmq.store.schema.topics.names import TopicSettings, decode_topic_settings, encode_topic_settings
 
 pytestmark = pytest.mark.contract
 LATER_MS = 4_000_000_000_000

@@ -17,7 +17,6 @@ from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.index import Receipt, failed_id
 from dmq.store.schema.keys import META_SETTINGS, WAITING_GENERATION, Family, pack_queue_key
-from dmq.store.schema.names import TopicSettings, encode_topic_settings
 from dmq.store.schema.own_keys import own_key_row, row_of
 from dmq.store.schema.properties import PROPERTY, property_id, queue_place, row_key, scope_place
 from dmq.store.schema.record import (
@@ -33,6 +32,7 @@ from dmq.store.schema.record import (
     waiting_bytes,
 )
 from dmq.store.schema.record import History as FailureHistory
+from dmq.store.schema.topics.names import TopicSettings, encode_topic_settings
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import (
     Append,
