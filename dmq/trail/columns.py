@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dmq.errors import StoreCorrupt
+from dmq.store.schema.accounting.outbox import BLOCK_HEAD_BYTES, NOT_APPLICABLE, RECORD_HEAD_BYTES, unpack_record_head
 from dmq.store.schema.keys import unpack_u64
-from dmq.store.schema.outbox import BLOCK_HEAD_BYTES, NOT_APPLICABLE, RECORD_HEAD_BYTES, unpack_record_head
 from dmq.trail.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
 from dmq.trail.events import USUAL_ID_BYTES as _ID_BYTES
 from dmq.trail.outbox_rows import Row

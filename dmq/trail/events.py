@@ -4,10 +4,10 @@
     of a failure with a known reason or client, in place of the id, marked by a prefix that no packed id has:
                ... | 0 255 | length of the id 2 | packed message id | length of the error 2 | error | client, UTF-8 both
 
-The outbox block around it (``dmq.store.schema.outbox``) adds the audit sequence, the run of the daemon, the commit
-time, the entry's sequence and the queue offset. The queue offset of DEAD_* is one in the dead-letter queue, while the
-event's queue is the one in which the message failed. The meaning of ``time_ms`` depends on the kind, see below; zero
-ids mean "none". Kinds are part of the trail's format: their numbers are never reused.
+The outbox block around it (``dmq.store.schema.accounting.outbox``) adds the audit sequence, the run of the daemon, the
+commit time, the entry's sequence and the queue offset. The queue offset of DEAD_* is one in the dead-letter queue,
+while the event's queue is the one in which the message failed. The meaning of ``time_ms`` depends on the kind, see
+below; zero ids mean "none". Kinds are part of the trail's format: their numbers are never reused.
 """
 
 from __future__ import annotations

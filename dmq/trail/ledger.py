@@ -28,8 +28,8 @@ from itertools import repeat
 from typing import NamedTuple
 
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
+from dmq.store.schema.accounting.ledger import Term, encode_ledger
 from dmq.store.schema.keys import half_scope
-from dmq.store.schema.ledger import Term, encode_ledger
 from dmq.store.writer.recount import KnownIds, Pair, Recount, Scanned, read_ledger, read_names
 from dmq.trail.events import EventKind
 

@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from dmq.store import Store
+from dmq.store.schema.accounting.outbox import block_head
 from dmq.store.schema.keys import Family, pack_u64
-from dmq.store.schema.outbox import block_head
 from dmq.store.writer.operations import DropOutbox
 from dmq.trail.manifest import HOUR_MS
 

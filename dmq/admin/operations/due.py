@@ -11,7 +11,7 @@ from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.cell import RunningDaemon
 from dmq.errors import StoreError
-from dmq.store.schema.counts import BUCKET_MS, DueCount
+from dmq.store.schema.accounting.counts import BUCKET_MS, DueCount
 
 SCOPES_MAX: Final = 1_000  # bounds the rows of one call: up to 25 for each topic or group with pending entries
 _MINUTES: Final = 60

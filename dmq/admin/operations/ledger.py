@@ -14,7 +14,7 @@ from dmq.admin.requests.mapping import filled
 from dmq.broker.operations import in_flight
 from dmq.errors import StoreError
 from dmq.recovery import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
-from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.trail.ledger import Difference, Ledger, TopicBook, read_books
 
 _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000

@@ -33,7 +33,7 @@ from dmq.broker.topics import Topic
 from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
 from dmq.store import Store
-from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState, Receipt, redriven_id
 from dmq.store.schema.keys import (
     Family,

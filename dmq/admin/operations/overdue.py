@@ -6,7 +6,7 @@ import threading
 from typing import Final
 
 from dmq.store import Store
-from dmq.store.schema.counts import end_of_minute
+from dmq.store.schema.accounting.counts import end_of_minute
 
 _REST_PART: Final = 19  # a result is used again for so many times the duration of its reads
 _REST_S_MAX: Final = 10.0  # limit of that: a process suspended during the reads measures a long duration

@@ -27,8 +27,8 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.handles import ReceiptHandle
+from dmq.store.schema.accounting.ledger import Term
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
-from dmq.store.schema.ledger import Term
 from dmq.store.schema.record import QueuedMessage
 from dmq.store.schema.topics.group import (
     CHUNK_BYTES,

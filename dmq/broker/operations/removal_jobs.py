@@ -29,9 +29,9 @@ from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store import Store
 from dmq.store.schema import keys
+from dmq.store.schema.accounting.ledger import Term
 from dmq.store.schema.index import decode_index, failed_topic_id
 from dmq.store.schema.keys import Family
-from dmq.store.schema.ledger import Term
 from dmq.store.schema.operators.orders import Procedure, decode_procedure, encode_procedure
 from dmq.store.schema.own_keys import row_of
 from dmq.store.schema.properties import scope_place, starts_range

@@ -17,9 +17,9 @@ from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.names import NAME_LETTERS
 from dmq.recovery.reading.rows import mark_of, read_figure
 from dmq.store.schema import keys
-from dmq.store.schema.counts import due_in, end_of_minute
+from dmq.store.schema.accounting.counts import due_in, end_of_minute
+from dmq.store.schema.accounting.outbox import OutboxState, decode_state
 from dmq.store.schema.keys import Family
-from dmq.store.schema.outbox import OutboxState, decode_state
 
 LookT = TypeVar("LookT", bound=Look)
 

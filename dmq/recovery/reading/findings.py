@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.log_repair import Tell
-from dmq.store.schema.outbox import OutboxState, decode_block
+from dmq.store.schema.accounting.outbox import OutboxState, decode_block
 from dmq.trail.events import EventKind, decode_event, gap_count
 
 SHOWN_MAX = 10  # texts kept per kind of finding

@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema import keys
+from dmq.store.schema.accounting.counts import unpack_hour
+from dmq.store.schema.accounting.ledger import decode_head, decode_ledger
+from dmq.store.schema.accounting.outbox import decode_state
 from dmq.store.schema.cell.border import decode_border
 from dmq.store.schema.cell.clock import decode_clock, decode_moves
 from dmq.store.schema.cell.identity import decode_identity
 from dmq.store.schema.cell.position import decode_position
-from dmq.store.schema.counts import unpack_hour
 from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_of
-from dmq.store.schema.ledger import decode_head, decode_ledger
 from dmq.store.schema.operators.activity import decode_activity
 from dmq.store.schema.operators.message_jobs import decode_job_message, decode_message_job
 from dmq.store.schema.operators.orders import decode_job, decode_procedure
-from dmq.store.schema.outbox import decode_state
 from dmq.store.schema.own_keys import decode_key_holder
 from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
 from dmq.store.schema.recurring import decode_message, decode_progress, decode_schedule

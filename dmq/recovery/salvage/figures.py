@@ -16,9 +16,7 @@ from dmq.recovery.reading.offset_map import MovedMessages
 from dmq.recovery.reading.rows import Indexed, read_begin, read_figure
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
-from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64
-from dmq.store.schema.operators.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
-from dmq.store.schema.outbox import (
+from dmq.store.schema.accounting.outbox import (
     NOT_APPLICABLE,
     OutboxState,
     decode_block,
@@ -27,6 +25,8 @@ from dmq.store.schema.outbox import (
     encode_state,
     pack_record_head,
 )
+from dmq.store.schema.keys import FORMAT_VERSION, Family, pack_pair, pack_u64
+from dmq.store.schema.operators.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
 from dmq.store.writer.operations import Delete
 from dmq.trail.events import decode_event, gap_event
 

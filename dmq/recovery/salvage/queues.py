@@ -18,8 +18,8 @@ from dmq.recovery.salvage.figures import BadRow, SalvagedFigures
 from dmq.recovery.salvage.names import RequiredNames
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
+from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, block_head, decode_block
 from dmq.store.schema.keys import Family
-from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block
 from dmq.store.schema.record import QueuedMessage, decode_queued
 from dmq.store.schema.topics.group import GroupKind, pack_group_key
 from dmq.store.writer.operations import Op, Put

@@ -12,7 +12,9 @@ from typing import ClassVar, NamedTuple
 from dmq.errors import MessageIdTaken, OverBound
 from dmq.store.engines.engine import Batch, Engine, queue_end
 from dmq.store.files.steady_clock import SteadyClock
-from dmq.store.schema import keys, outbox
+from dmq.store.schema import keys
+from dmq.store.schema.accounting import outbox
+from dmq.store.schema.accounting.outbox import pack_record_head
 from dmq.store.schema.cell.clock import encode_clock
 from dmq.store.schema.index import (
     EntryState,
@@ -24,7 +26,6 @@ from dmq.store.schema.index import (
     encode_index_withdrawn,
 )
 from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
-from dmq.store.schema.outbox import pack_record_head
 from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, last_holder_suffix
 from dmq.store.schema.record import waiting_bytes, whole_half_bytes
 from dmq.store.writer.counts import Counts

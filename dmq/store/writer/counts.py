@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema import keys
-from dmq.store.schema.counts import BUCKET_MS, HOUR_MS, due_in, pack_hour, unpack_hour
+from dmq.store.schema.accounting.counts import BUCKET_MS, HOUR_MS, due_in, pack_hour, unpack_hour
 from dmq.store.schema.keys import (
     Family,
     bytes_key,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from dmq.store.engines.engine import Batch, Engine, queue_end
+from dmq.store.schema.accounting.ledger import LedgerHead, Term, decode_head, encode_head, encode_ledger, ledger_key
 from dmq.store.schema.keys import META_LEDGER, META_LEDGER_HEAD, Family, half_scope, meta_range
-from dmq.store.schema.ledger import LedgerHead, Term, decode_head, encode_head, encode_ledger, ledger_key
 from dmq.store.writer.recount import KnownIds, Recount, assume_counts, recount_queues
 
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from operator import itemgetter
 
 from dmq.store.engines.engine import Batch, Engine
-from dmq.store.schema.keys import META_LEDGER, Family
-from dmq.store.schema.ledger import (
+from dmq.store.schema.accounting.ledger import (
     HEAD_BYTES,
     Term,
     decode_ledger,
@@ -22,6 +21,7 @@ from dmq.store.schema.ledger import (
     pack_change,
     pack_pair,
 )
+from dmq.store.schema.keys import META_LEDGER, Family
 from dmq.store.writer.operations import Appended
 
 _CACHED_MAX = 8_192  # rows, a kilobyte each

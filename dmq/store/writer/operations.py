@@ -277,7 +277,7 @@ class Tally(NamedTuple):
 
     topic_id: int
     group_id: int  # 0: the topic itself
-    term: int  # dmq.store.schema.ledger.Term
+    term: int  # dmq.store.schema.accounting.ledger.Term
     by: int
 
 

@@ -9,7 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from dmq.store.engines.engine import Batch, Engine
-from dmq.store.schema import keys, outbox
+from dmq.store.schema import keys
+from dmq.store.schema.accounting import outbox
 from dmq.store.schema.keys import Family, pack_u64
 from dmq.store.writer.operations import DropOutbox, HoldOutbox, SkipOutbox
 

@@ -22,9 +22,9 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.replication.objects import ReplicaUnavailable
 from dmq.store import Store, StoreOptions
+from dmq.store.schema.accounting.outbox import block_head
 from dmq.store.schema.cell.files import CELL_FILE
 from dmq.store.schema.keys import Family, pack_u64
-from dmq.store.schema.outbox import block_head
 from dmq.store.writer.operations import DropOutbox, Emit, HoldOutbox, Op, SkipOutbox
 from dmq.store.writer.writer import Unit
 from dmq.trail import manifest

@@ -15,10 +15,10 @@ from dmq.broker.delayed.recall import decode_recall
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
 from dmq.config.units import format_time
 from dmq.store.files.identity import draw
+from dmq.store.schema.accounting.counts import BUCKET_MS
+from dmq.store.schema.accounting.outbox import NOT_APPLICABLE
 from dmq.store.schema.cell.identity import StorePlace
-from dmq.store.schema.counts import BUCKET_MS
 from dmq.store.schema.index import EntryState
-from dmq.store.schema.outbox import NOT_APPLICABLE
 from dmq.store.store import StoreOptions
 from dmq.trail.events import NO_QUEUE, EventKind, gap_event
 

@@ -37,7 +37,7 @@ from support.rigs.brokers import End, receive
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.errors import StoreFailed
-from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.accounting.counts import BUCKET_MS
 
 pytestmark = pytest.mark.property
 crashes = st.sampled_from((End.KILL, End.POWER_LOSS))

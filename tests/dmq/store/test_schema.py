@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from broker_adapter.contracts.errors import Refused
 from dmq.broker.handles import receipt_handle as receipt
 from dmq.errors import StoreCorrupt
-from dmq.store.schema import index, keys, outbox, record
+from dmq.store.schema import index, keys, record
+from dmq.store.schema.accounting import outbox
 from dmq.store.schema.cell.identity import Identity
 from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.operators.message_jobs import job_message_key, job_messages_range, message_job_key

@@ -10,8 +10,8 @@ import pytest
 from support.rigs.store_bench import ENGINES, Bench, opened_bench
 from support.rigs.stores import all_rows, events
 
+from dmq.store.schema.accounting.outbox import OutboxState
 from dmq.store.schema.keys import Family
-from dmq.store.schema.outbox import OutboxState
 from dmq.store.store import StoreOptions
 from dmq.store.writer.operations import DropOutbox, Emit, HoldOutbox, SkipOutbox
 from dmq.trail.events import EventKind, gap_event

@@ -12,8 +12,8 @@ from support.effort import EFFORT
 from support.models.trail_read import HOUR_MS, expected_row, read_trail
 
 from dmq.errors import StoreCorrupt
+from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head
 from dmq.store.schema.keys import pack_u64
-from dmq.store.schema.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head
 from dmq.trail.columns import to_columns
 from dmq.trail.events import EventKind, decode_event, encode_event, with_reason
 from dmq.trail.files import write_events

@@ -27,8 +27,8 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.topics.settings import KeepChange
 from dmq.store.engines.engine import Batch
+from dmq.store.schema.accounting.ledger import Term
 from dmq.store.schema.keys import META_LEDGER_HEAD, META_NAME, Family
-from dmq.store.schema.ledger import Term
 from dmq.store.schema.topics.group import CHUNK_OFFSETS
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import EventKind

@@ -20,17 +20,11 @@ from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue
 from dmq.broker.schedules.firing import waiting_record
 from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema import counts, keys, outbox, record
 from dmq.store.schema import index as of_index
+from dmq.store.schema import keys, record
 from dmq.store.schema import properties as of_properties
-from dmq.store.schema.cell.border import Border, decode_border, encode_border
-from dmq.store.schema.cell.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
-from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
-from dmq.store.schema.cell.position import Position, decode_position, encode_position
-from dmq.store.schema.failure_reason import encode_reason
-from dmq.store.schema.index import EntryState, Receipt
-from dmq.store.schema.keys import FORMAT_VERSION, Family
-from dmq.store.schema.ledger import (
+from dmq.store.schema.accounting import counts, outbox
+from dmq.store.schema.accounting.ledger import (
     LedgerHead,
     Term,
     decode_head,
@@ -40,6 +34,13 @@ from dmq.store.schema.ledger import (
     pack_pair,
     unpack_ledger_key,
 )
+from dmq.store.schema.cell.border import Border, decode_border, encode_border
+from dmq.store.schema.cell.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
+from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
+from dmq.store.schema.cell.position import Position, decode_position, encode_position
+from dmq.store.schema.failure_reason import encode_reason
+from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.keys import FORMAT_VERSION, Family
 from dmq.store.schema.operators.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.operators.message_jobs import (
     JobMessage,

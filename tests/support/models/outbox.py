@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
+from dmq.store.schema.accounting.outbox import OutboxRecord, decode_block
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
-from dmq.store.schema.outbox import OutboxRecord, decode_block
 from dmq.store.store import Store
 from dmq.trail.events import AuditEvent, decode_event
 

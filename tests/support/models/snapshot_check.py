@@ -17,7 +17,7 @@ from support.models.outbox import read_outbox
 
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.topics.registry import Names
-from dmq.store.schema.outbox import NOT_APPLICABLE
+from dmq.store.schema.accounting.outbox import NOT_APPLICABLE
 from dmq.store.store import Store
 from dmq.trail.events import LANE, NO_QUEUE, EventKind, gap_count
 

@@ -8,8 +8,8 @@ from support.models.outbox import read_outbox
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.broker import EmbeddedBroker
+from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.store.schema.record import decode_queued
 from dmq.trail.events import LANE, NO_QUEUE, AuditEvent, EventKind
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from dmq.store.schema.outbox import NOT_APPLICABLE, OutboxRecord
+from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.trail.events import FAILURES, LANE, NO_QUEUE, EventKind, has_reason, split_reason
 
 HOUR_MS = 3_600_000

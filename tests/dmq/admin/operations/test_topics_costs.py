@@ -32,7 +32,7 @@ from dmq.broker.operations.dead_letters import DeadLetters
 from dmq.broker.operations.progress import ProgressReader
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.engines.engine import Engine, Rows
-from dmq.store.schema.counts import DueCount
+from dmq.store.schema.accounting.counts import DueCount
 from dmq.store.schema.keys import Family, waiting_range
 from dmq.store.schema.topics.names import TopicQuotas
 from dmq.store.store import Store

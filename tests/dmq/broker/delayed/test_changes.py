@@ -16,7 +16,7 @@ from dmq.broker.delayed import changes as delayed
 from dmq.broker.delayed.changes import Changed, ChangeOutcome, HeldBy, Meant
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.files.steady_clock import ClockOptions
-from dmq.store.schema.counts import BUCKET_MS
+from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.store.store import StoreOptions
 from dmq.store.writer.writer import STALL_S
 from dmq.trail.events import NO_QUEUE, EventKind, gap_event

@@ -26,8 +26,8 @@ from dmq.admin.client.client import AdminClient
 from dmq.errors import StoreError
 from dmq.recovery.check.ledger import LedgerVerifier, Verification
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
+from dmq.store.schema.accounting.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.schema.keys import META_LEDGER, Family
-from dmq.store.schema.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import EventKind, gap_event
 from dmq.trail.ledger import LEDGER_KINDS

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.counts import due_in, pack_hour, unpack_hour
+from dmq.store.schema.accounting.counts import due_in, pack_hour, unpack_hour
 from dmq.store.schema.keys import hour_key
 
 pytestmark = pytest.mark.property
