@@ -31,7 +31,7 @@ from dmq.store.files.identity import draw
 from dmq.store.files.steady_clock import ClockOptions, SteadyClock
 from dmq.store.schema.accounting.outbox import OutboxState
 from dmq.store.schema.cell.identity import StorePlace
-from dmq.store.schema.index import Receipt
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.assemble import Assembler, RecoveredFigures
 from dmq.store.writer.marks import Marks
 from dmq.store.writer.operations import Append, Schedule

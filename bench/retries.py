@@ -10,8 +10,8 @@ from bench.messages import WIRE_BYTES
 from broker_adapter.contracts.message import pack_id
 from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.groups.subscription import GroupSubscription
-from dmq.store.schema.index import failed_id
-from dmq.store.schema.record import EntryKind, History, encode_body, encode_history, encode_waiting
+from dmq.store.schema.messages.index import failed_id
+from dmq.store.schema.messages.record import EntryKind, History, encode_body, encode_history, encode_waiting
 from dmq.store.writer.operations import Schedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 

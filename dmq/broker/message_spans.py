@@ -28,7 +28,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Clock
 from dmq.broker.groups import DeliveryLease, Ended, SubscribedQueue
 from dmq.broker.topics import Names
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     WaitingEntry,

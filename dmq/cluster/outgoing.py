@@ -23,8 +23,8 @@ from dmq.broker.io import Place, look_at
 from dmq.broker.topics import FORWARDER_GROUP
 from dmq.store import Store
 from dmq.store.schema.cell.border import Border, decode_border, encode_border
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BORDER, Family, bound_key, pack_u64, unpack_u64
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Delete, Emit, Put
 
 _LEASE_MS = 100 * 366 * 86_400_000

@@ -18,7 +18,7 @@ from dmq.broker.groups import GroupQueue, GroupSubscription, finished_by_all
 from dmq.broker.io import Place
 from dmq.broker.topics import FORWARDER_GROUP, Topic
 from dmq.config.units import parse_topic_patterns
-from dmq.store.schema.record import QueuedMessage, encode_body
+from dmq.store.schema.messages.record import QueuedMessage, encode_body
 from dmq.store.writer.operations import IfKnown
 
 log = structlog.get_logger("dmq.broker")

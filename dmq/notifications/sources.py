@@ -23,9 +23,9 @@ from dmq.notifications.notification import (
     stored_overdue,
 )
 from dmq.store import Store
-from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import META_OVERDUE, Family, pack_u64, timeline_key, timeline_mark, unpack_u64
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.index import ids_of
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.topics.notified import OverdueNotification, decode_overdue, encode_overdue, notified_key
 from dmq.store.writer.operations import Put
 from retry.dead_letter import DeadFilter

@@ -22,7 +22,7 @@ from dmq.broker.topics import Topic
 from dmq.errors import StoreNoDescriptors
 from dmq.store import Store
 from dmq.store.schema.keys import Family, held_mark, held_range, timeline_key, timeline_mark
-from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, body_facts, waiting_topic_id
+from dmq.store.schema.messages.record import DELAYED_KINDS, WAITING_HEADER_BYTES, body_facts, waiting_topic_id
 from dmq.store.writer.operations import Hold
 
 BYTES_PER_TURN_MAX = 8 * 1024 * 1024

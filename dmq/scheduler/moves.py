@@ -19,10 +19,10 @@ from broker_adapter.contracts.message import pack_id
 from dmq.store import Store
 from dmq.store.files.steady_clock import STEP_MS, ClockNews, News
 from dmq.store.schema.cell.clock import Move, decode_moves, encode_clock, encode_moves
-from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import META_CLOCK, META_MOVES, TIMELINE_END, Family, timeline_key, timeline_mark
-from dmq.store.schema.own_keys import row_of
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import ids_of
+from dmq.store.schema.messages.own_keys import row_of
+from dmq.store.schema.messages.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
     EntryKind,

@@ -37,7 +37,7 @@ from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.moves import ClockStepCorrection
 from dmq.store import Store
 from dmq.store.schema.keys import HELD_BEGIN, Family, timeline_key, unpack_timeline_key
-from dmq.store.schema.record import is_recurring, stays, waiting_scope
+from dmq.store.schema.messages.record import is_recurring, stays, waiting_scope
 from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import Done, HandOver, Hold, Recur, Reschedule
 

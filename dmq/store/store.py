@@ -27,8 +27,8 @@ from dmq.store.schema.accounting.ledger import LedgerHead
 from dmq.store.schema.accounting.outbox import OutboxState, decode_state
 from dmq.store.schema.cell.clock import decode_clock, encode_clock
 from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
-from dmq.store.schema.index import COPY_SUFFIX_MAX, REMEMBERED, Receipt, decode_index, failed_message_id
 from dmq.store.schema.keys import FORMAT_VERSION, Family
+from dmq.store.schema.messages.index import COPY_SUFFIX_MAX, REMEMBERED, Receipt, decode_index, failed_message_id
 from dmq.store.writer.assemble import Assembler, RecoveredFigures
 from dmq.store.writer.batch_log import BatchLog, LogMoved, LogStart
 from dmq.store.writer.counts import begin_bytes, put_hours_of_format_1

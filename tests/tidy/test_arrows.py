@@ -98,9 +98,9 @@ def test_the_drawn_house_stands(house: Path) -> None:
             "dmq.store.schema is not allowed to import dmq.store.engines",
         ),
         (
-            "dmq.store.schema.record",
-            "import dmq.store.schema.index",
-            "dmq.store.schema.record is not allowed to import",
+            "dmq.store.schema.messages.record",
+            "import dmq.store.schema.messages.index",
+            "dmq.store.schema.messages.record is not allowed to import",
         ),
         ("dmq.producer_store", "import dmq.cluster", "dmq.producer_store is not allowed to import dmq.cluster"),
         ("dmq.daemon", "def f():\n    import dmq.cli", "dmq.daemon is not allowed to import dmq.cli"),

@@ -43,7 +43,6 @@ OPEN = frozenset(
         "dmq.runtime",
         "dmq.store.engines",
         "dmq.store.files",
-        "dmq.store.schema",
         "dmq.store.writer",
         "dmq.trail",
         "retry",

@@ -34,7 +34,6 @@ from dmq.errors import StoreCorrupt
 from dmq.states import MessageState
 from dmq.store import Store
 from dmq.store.schema.accounting.counts import BUCKET_MS
-from dmq.store.schema.index import EntryState, Receipt, redriven_id
 from dmq.store.schema.keys import (
     Family,
     held_key,
@@ -45,7 +44,8 @@ from dmq.store.schema.keys import (
     timeline_key,
     timeline_mark,
 )
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import EntryState, Receipt, redriven_id
+from dmq.store.schema.messages.record import (
     DELAYED_KINDS,
     WAITING_HEADER_BYTES,
     QueuedMessage,

@@ -24,7 +24,7 @@ from dmq.config.units import format_duration
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery import BackupFolder, size_of
 from dmq.store import Store
-from dmq.store.schema.recurring import RecurrenceRule
+from dmq.store.schema.messages.recurring import RecurrenceRule
 
 log = structlog.get_logger("dmq.daemon")
 

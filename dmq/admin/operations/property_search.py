@@ -21,10 +21,10 @@ from dmq.broker.io import Place
 from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
-from dmq.store.schema.index import decode_index, ids_of
 from dmq.store.schema.keys import Family, half_body_key, half_scope, is_held_key, pack_index_prefix, pack_queue_key
-from dmq.store.schema.properties import PendingPlace, QueuePlace, decode_property, user_properties, value_range
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import decode_index, ids_of
+from dmq.store.schema.messages.properties import PendingPlace, QueuePlace, decode_property, user_properties, value_range
+from dmq.store.schema.messages.record import (
     EntryKind,
     QueuedMessage,
     decode_half_body,

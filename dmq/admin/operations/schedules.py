@@ -13,7 +13,7 @@ from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.requests import mapping, validate
 from dmq.broker.schedules import NewSchedule, ScheduleStatus, check_name, largest, sample
 from dmq.runtime.slices import in_slices
-from dmq.store.schema.recurring import CatchUp
+from dmq.store.schema.messages.recurring import CatchUp
 
 _ENCODINGS = {"": public.IDENTITY, "IDENTITY": public.IDENTITY, "GZIP": public.GZIP}
 CheckMessage = Callable[[public.Message], None]

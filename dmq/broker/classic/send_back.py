@@ -34,10 +34,10 @@ from dmq.broker.groups import ATTEMPT_MAX
 from dmq.broker.handles import ReceiptHandles
 from dmq.broker.sending import Sends
 from dmq.broker.topics import BrokerPart, SharedParts, Topic
-from dmq.store.schema.failure_reason import encode_reason
-from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, pack_queue_key
-from dmq.store.schema.record import History, QueuedMessage, decode_queued
+from dmq.store.schema.messages.failure_reason import encode_reason
+from dmq.store.schema.messages.index import failed_id
+from dmq.store.schema.messages.record import History, QueuedMessage, decode_queued
 from dmq.trail.events import LANE
 from retry.failure_reason import FailureReason, bounded
 from retry.flow import ComeBack, SentBack

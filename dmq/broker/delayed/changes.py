@@ -15,10 +15,10 @@ from typing import NamedTuple
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.store import Store
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, held_key
-from dmq.store.schema.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.own_keys import decode_key_holder, own_key_row, own_key_scope, row_of
+from dmq.store.schema.messages.record import (
     DELAYED_KINDS,
     WAITING_HEADER_BYTES,
     EntryKind,

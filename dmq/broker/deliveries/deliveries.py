@@ -32,8 +32,8 @@ from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.errors import StoreError
 from dmq.metrics.counting import TopicCounts
-from dmq.store.schema.failure_reason import encode_reason
-from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.messages.failure_reason import encode_reason
+from dmq.store.schema.messages.index import Receipt as Stored
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind, with_reason
 from retry.flow import Failure, GivenUp, Nacked, SentBack, Unwanted

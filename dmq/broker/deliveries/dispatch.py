@@ -19,8 +19,8 @@ from dmq.broker.groups import DeliveryLease, GroupSubscription, LeaseEnds, Settl
 from dmq.broker.handles import ReceiptHandle, ReceiptHandles, name_of
 from dmq.broker.message_spans import MessageSpans
 from dmq.broker.topics import BrokerPart, Names, SharedParts
-from dmq.store.schema.index import Receipt as Stored
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.index import Receipt as Stored
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import EventKind
 from retry.policy import Reason

@@ -14,7 +14,7 @@ from dmq.broker.groups import DeliveryLease, Ended, LeaseEnds, SubscribedQueue
 from dmq.broker.message_spans import MessageSpans
 from dmq.errors import StoreError
 from dmq.store import Store
-from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.messages.index import Receipt as Stored
 from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind
 from retry.flow import ComeBack, LeaseExpired

@@ -32,11 +32,11 @@ from dmq.broker.handles import ReceiptHandles
 from dmq.broker.message_spans import DeliveryEnd, MessageSpans
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.errors import StoreError
-from dmq.store.schema.failure_reason import decode_reason, encode_reason
-from dmq.store.schema.index import EntryState, failed_topic_id
-from dmq.store.schema.index import Receipt as Stored
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.failure_reason import decode_reason, encode_reason
+from dmq.store.schema.messages.index import EntryState, failed_topic_id
+from dmq.store.schema.messages.index import Receipt as Stored
+from dmq.store.schema.messages.record import (
     History,
     QueuedMessage,
 )

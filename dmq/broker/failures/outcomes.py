@@ -18,9 +18,9 @@ from dmq.broker.groups import ATTEMPT_MAX, DeliveryLease, SubscribedQueue, Subsc
 from dmq.broker.topics import BrokerPart, SharedParts
 from dmq.config.units import format_time
 from dmq.metrics.counting import TopicCounts
-from dmq.store.schema.failure_reason import decode_reason
-from dmq.store.schema.index import failed_id
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.failure_reason import decode_reason
+from dmq.store.schema.messages.index import failed_id
+from dmq.store.schema.messages.record import (
     EntryKind,
     History,
     QueuedMessage,

@@ -15,10 +15,10 @@ from dmq.broker.topics import BrokerPart, Group, SharedParts
 from dmq.store import Store
 from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.store.schema.accounting.ledger import Term
-from dmq.store.schema.failure_reason import decode_reason
-from dmq.store.schema.index import EntryState, failed_id
 from dmq.store.schema.keys import HELD_BEGIN, Family, pack_timeline_key, timeline_key, unpack_timeline_key
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.failure_reason import decode_reason
+from dmq.store.schema.messages.index import EntryState, failed_id
+from dmq.store.schema.messages.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     History,

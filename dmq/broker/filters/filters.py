@@ -17,7 +17,7 @@ from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.runtime.slices import SLICE_S, Slices
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 
 if TYPE_CHECKING:
     from dmq.broker.filters.sql import SqlFilter

@@ -29,7 +29,7 @@ from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.handles import ReceiptHandle
 from dmq.store.schema.accounting.ledger import Term
 from dmq.store.schema.keys import Family, pack_u64, unpack_u64
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.schema.topics.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,

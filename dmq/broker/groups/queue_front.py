@@ -15,7 +15,13 @@ from dmq.broker.io import Place, begin_of, messages_from
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of, unpack_u64
-from dmq.store.schema.record import QUEUED_HEADER_BYTES, QueuedMessage, body_header_bytes, decode_queued, encode_history
+from dmq.store.schema.messages.record import (
+    QUEUED_HEADER_BYTES,
+    QueuedMessage,
+    body_header_bytes,
+    decode_queued,
+    encode_history,
+)
 from dmq.store.schema.topics.group import GROUPS_END, committed_range, group_queue_range, unpack_group_key
 
 ROWS_PER_STEP_MAX = 512

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.message_groups import MessageOrder, Remembered
 from dmq.broker.topics import Topic
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.writer.operations import Emit, Op
 from dmq.trail.events import LANE, EventKind, encode_event
 

@@ -18,8 +18,8 @@ from dmq.broker.groups.settled_letters import Settled
 from dmq.broker.groups.subscription import GroupSubscription, Readers, SubscribedQueue
 from dmq.broker.io import LAG_MAX, Place
 from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, reset_key, unpack_u64
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Appended, Emit, Op
 from dmq.trail.events import subscribed_event
 

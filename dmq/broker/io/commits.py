@@ -9,7 +9,7 @@ from typing import Any
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded
 from dmq.errors import StoreBusy, StoreError, StoreStalled
 from dmq.store import Store
-from dmq.store.schema.index import Receipt
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Op
 
 

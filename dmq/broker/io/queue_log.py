@@ -7,7 +7,7 @@ from typing import NamedTuple
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
-from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued
 
 
 class Place(NamedTuple):

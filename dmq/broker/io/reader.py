@@ -18,9 +18,9 @@ from dmq.broker.io.tail_cache import Recent
 from dmq.errors import StoreClosed, StoreCorrupt, StoreError
 from dmq.store import Store
 from dmq.store.engines.engine import Rows
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued
 from dmq.store.schema.topics.group import group_queue_range
 
 READ_BYTES_MAX = 8 * 1024 * 1024  # per batch of messages; the last few may exceed it

@@ -39,11 +39,11 @@ from dmq.broker.topics import FORWARDER_GROUP, BrokerPart, Group, SharedParts, T
 from dmq.broker.transactions import GIVEN_UP_GROUP
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.accounting.ledger import Term
-from dmq.store.schema.failure_reason import decode_reason
-from dmq.store.schema.index import redriven_history, redriven_id
 from dmq.store.schema.keys import META_JOB, Family, job_key, meta_range, pack_queue_key, queue_offset_of
+from dmq.store.schema.messages.failure_reason import decode_reason
+from dmq.store.schema.messages.index import redriven_history, redriven_id
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
 from dmq.store.schema.operators.orders import decode_job, encode_job
-from dmq.store.schema.record import QueuedMessage, decode_queued, encode_body, encode_history, encode_queued
 from dmq.store.schema.topics.group import LetterOutcome, decode_outcome, encode_outcome, outcome_key
 from dmq.store.schema.topics.names import GROUPED, PLAIN
 from dmq.store.writer.operations import Append, Delete, Emit, IfKnown, Op, Put, Tally

@@ -23,9 +23,9 @@ from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store import Store
 from dmq.store.schema import keys
-from dmq.store.schema.index import Receipt, decode_index
 from dmq.store.schema.keys import Family, half_scope, pack_queue_key, waiting_range
-from dmq.store.schema.properties import (
+from dmq.store.schema.messages.index import Receipt, decode_index
+from dmq.store.schema.messages.properties import (
     BUILT,
     DAMAGED,
     properties_of_queued,

@@ -21,7 +21,7 @@ from dmq.broker.topics import Names
 from dmq.errors import StoreCorrupt, StoreError
 from dmq.store import Store
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.schema.topics.group import GroupKind, pack_group_key
 from dmq.trail.ledger import GroupBook, Ledger, read_books
 

@@ -8,7 +8,7 @@ from google.protobuf.message import DecodeError
 
 from broker_adapter.contracts.own_keys import own_key_of
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 
 
 class FilterFields(Protocol):

@@ -28,8 +28,16 @@ from dmq.broker.operations.message_filter import is_due, is_meant
 from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store import Store
-from dmq.store.schema.index import EntryState, decode_index
 from dmq.store.schema.keys import META_MESSAGE_JOB, Family, is_held_key, meta_range, pack_index_prefix, waiting_range
+from dmq.store.schema.messages.index import EntryState, decode_index
+from dmq.store.schema.messages.record import (
+    DELAYED_KINDS,
+    WAITING_HEADER_BYTES,
+    QueuedMessage,
+    decode_queued,
+    decode_waiting,
+    encode_queued,
+)
 from dmq.store.schema.operators.message_jobs import (
     JobMessage,
     MessageJob,
@@ -42,14 +50,6 @@ from dmq.store.schema.operators.message_jobs import (
     job_message_offset,
     job_messages_range,
     message_job_key,
-)
-from dmq.store.schema.record import (
-    DELAYED_KINDS,
-    WAITING_HEADER_BYTES,
-    QueuedMessage,
-    decode_queued,
-    decode_waiting,
-    encode_queued,
 )
 from dmq.store.writer.operations import Delete, Op, Put
 from retry.dead_letter import JobState

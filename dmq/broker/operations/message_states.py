@@ -28,10 +28,10 @@ from dmq.broker.topics import BrokerPart, Group, SharedParts, Topic
 from dmq.states import MessageState
 from dmq.store import Store
 from dmq.store.schema.accounting.ledger import Term, decode_ledger, ledger_key
-from dmq.store.schema.failure_reason import decode_reason
-from dmq.store.schema.index import REMEMBERED, CopyPlace, EntryState, Receipt, copy_place
 from dmq.store.schema.keys import Family, pack_queue_key, reset_key, unpack_u64
-from dmq.store.schema.record import WAITING_HEADER_BYTES, History, decode_history, decode_queued
+from dmq.store.schema.messages.failure_reason import decode_reason
+from dmq.store.schema.messages.index import REMEMBERED, CopyPlace, EntryState, Receipt, copy_place
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, History, decode_history, decode_queued
 from dmq.store.schema.topics.group import (
     committed_range,
     decode_exception,

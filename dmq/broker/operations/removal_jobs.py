@@ -30,12 +30,11 @@ from dmq.errors import StoreError
 from dmq.store import Store
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.ledger import Term
-from dmq.store.schema.index import decode_index, failed_topic_id
 from dmq.store.schema.keys import Family
-from dmq.store.schema.operators.orders import Procedure, decode_procedure, encode_procedure
-from dmq.store.schema.own_keys import row_of
-from dmq.store.schema.properties import scope_place, starts_range
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import decode_index, failed_topic_id
+from dmq.store.schema.messages.own_keys import row_of
+from dmq.store.schema.messages.properties import scope_place, starts_range
+from dmq.store.schema.messages.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
     body_facts,
@@ -46,6 +45,7 @@ from dmq.store.schema.record import (
     history_bytes,
     waiting_bytes,
 )
+from dmq.store.schema.operators.orders import Procedure, decode_procedure, encode_procedure
 from dmq.store.schema.topics.group import NO_GROUP, committed_key, group_queue_range
 from dmq.store.schema.topics.notified import notified_key
 from dmq.store.writer.operations import Append, CloseLedger, Delete, Emit, Op, Put, Tally, Withdraw

@@ -46,7 +46,7 @@ from dmq.broker.operations.removal_jobs import Procedures
 from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import StoreError
 from dmq.store.schema.keys import Family, begin_key, pack_queue_key, pack_u64
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.schema.topics.group import outcome_key
 from dmq.store.schema.topics.names import KEEP_ALL, Keep
 from dmq.store.writer.operations import Delete, Emit, Op, Put

@@ -21,7 +21,7 @@ from dmq.broker.io import Place, begin_of, messages_from, offset_stored_at
 from dmq.broker.pulling.members import MemberLocks, Members
 from dmq.broker.pulling.tail_waiters import Tail, Tails
 from dmq.broker.topics import BrokerPart, Names, SharedParts, Topic
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 
 PASSED_OVER_MAX = 4096  # messages that one pull scans without a match
 _LOOK_FIRST = 32  # messages of the first scan, if a filter may reject some

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
-from dmq.store.schema.recurring import CatchUp, RecurrenceRule, ScheduleProgress
+from dmq.store.schema.messages.recurring import CatchUp, RecurrenceRule, ScheduleProgress
 
 EVERY_MS_MIN = 1_000
 JITTER_MS_MAX = 86_400_000

@@ -30,7 +30,7 @@ from dmq.broker.sending import Placement
 from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family, recurring_scope
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,
@@ -40,7 +40,7 @@ from dmq.store.schema.record import (
     encode_queued,
     encode_waiting,
 )
-from dmq.store.schema.recurring import (
+from dmq.store.schema.messages.recurring import (
     Phase,
     RecurrenceRule,
     ScheduleProgress,

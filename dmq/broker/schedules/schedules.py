@@ -33,15 +33,15 @@ from dmq.broker.topics import LIMITS_DEFAULT, BrokerPart, ScheduleLimits, Shared
 from dmq.errors import StoreCorrupt, UnitRefused
 from dmq.runtime.slices import in_slices
 from dmq.store import Store
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import (
     META_SCHEDULE,
     Family,
     meta_range,
     recurring_scope,
 )
-from dmq.store.schema.record import body_payload, decode_waiting, encode_body
-from dmq.store.schema.recurring import (
+from dmq.store.schema.messages.index import Receipt
+from dmq.store.schema.messages.record import body_payload, decode_waiting, encode_body
+from dmq.store.schema.messages.recurring import (
     CatchUp,
     Phase,
     RecurrenceRule,

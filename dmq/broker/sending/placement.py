@@ -9,9 +9,9 @@ from broker_adapter.contracts.message import Envelope, MessageType, pack_id
 from broker_adapter.contracts.topics import queue_of_message_group
 from dmq.broker.topics import Names, Topic
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.index import failed_id
-from dmq.store.schema.own_keys import own_key_row
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import failed_id
+from dmq.store.schema.messages.own_keys import own_key_row
+from dmq.store.schema.messages.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
     EntryKind,

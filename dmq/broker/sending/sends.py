@@ -15,8 +15,8 @@ from dmq.broker.sending.placement import Placement, wrong_type
 from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.errors import MessageIdTaken, OverBound, StoreError
 from dmq.metrics.counting import TopicCounts
-from dmq.store.schema.index import EntryState
-from dmq.store.schema.index import Receipt as Stored
+from dmq.store.schema.messages.index import EntryState
+from dmq.store.schema.messages.index import Receipt as Stored
 from dmq.store.schema.topics.names import GROUPED, PLAIN, TopicQuotas
 from dmq.store.writer.operations import Append, Emit, Schedule
 from dmq.store.writer.writer import LoopUnit, Unit

@@ -22,9 +22,9 @@ from broker_adapter.contracts.transactions import Check
 from dmq.broker.handles import EntryHandle, EntryHandles, HandleKind
 from dmq.broker.topics import Names
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import (
     EntryKind,
     HalfRow,
     History,

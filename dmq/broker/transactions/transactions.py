@@ -30,9 +30,9 @@ from dmq.broker.topics import BrokerPart, SharedParts, Topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, Checks
 from dmq.config.units import format_time
 from dmq.errors import MessageIdTaken, OverBound
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, half_body_key, half_scope
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import (
     EntryKind,
     HalfMessageState,
     HalfRow,

@@ -27,7 +27,7 @@ from dmq.producer_store.entries.trail import SpoolTrail
 from dmq.store.engines.engine import scan_pages
 from dmq.store.schema import spool as schema
 from dmq.store.schema.keys import TIMELINE_END, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.spool import TakenMark
 from dmq.store.writer.operations import Delete, Op, Put
 from dmq.trail.export import TrailUnavailable

@@ -19,8 +19,8 @@ from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.producer_store.entries.plan import ChangePlan, Settle, Ticket, event_of, size_of, withdrawn
 from dmq.store import Store
 from dmq.store.engines.engine import scan_pages
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import WAITING_GENERATION, Family, pack_index_prefix, timeline_key
+from dmq.store.schema.messages.index import decode_index
 from dmq.store.schema.spool import (
     SPOOL_DEAD,
     KeyQueueId,

@@ -24,7 +24,7 @@ from dmq.producer_store.entries.entries import Entries
 from dmq.producer_store.entries.plan import Ticket
 from dmq.store.schema.cell.clock import encode_clock
 from dmq.store.schema.keys import META_CLOCK, TIMELINE_END, Family, timeline_key, unpack_timeline_key
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.spool import decode_entry, entry_id
 from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import Done, Put

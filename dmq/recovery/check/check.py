@@ -41,8 +41,8 @@ from dmq.store.schema.accounting.ledger import decode_head
 from dmq.store.schema.accounting.outbox import decode_state
 from dmq.store.schema.cell.files import CELL_FILE
 from dmq.store.schema.keys import Family
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
-from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
+from dmq.store.schema.messages.own_keys import KeyHolder, decode_key_holder, encode_key_holder, own_key_of_row, row_of
+from dmq.store.schema.messages.record import DELAYED_KINDS, EntryKind, decode_half_body, decode_queued, waiting_bytes
 from dmq.store.writer.recount import KnownIds, copies_of, recount_queues
 from dmq.trail.ledger import read_books
 from dmq.trail.manifest import Layout, scan_manifest

@@ -14,9 +14,9 @@ from dmq.recovery.reading.look import Look
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.rows import TimelineRow, mark_of
 from dmq.store.schema import keys
-from dmq.store.schema.index import failed_message_id
 from dmq.store.schema.keys import Family
-from dmq.store.schema.properties import (
+from dmq.store.schema.messages.index import failed_message_id
+from dmq.store.schema.messages.properties import (
     BUILT,
     DAMAGED,
     START,
@@ -36,7 +36,7 @@ from dmq.store.schema.properties import (
     topic_of_waiting,
     value_digest,
 )
-from dmq.store.schema.record import EntryKind
+from dmq.store.schema.messages.record import EntryKind
 
 _MESSAGES_PER_READ = 16  # each may have 4 MiB
 

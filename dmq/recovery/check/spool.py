@@ -12,8 +12,8 @@ from dmq.recovery.reading.log_repair import Tell
 from dmq.recovery.reading.spool import SpoolLook
 from dmq.store.schema import keys
 from dmq.store.schema import spool as schema
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family
+from dmq.store.schema.messages.index import decode_index
 from dmq.store.schema.spool import KeyQueueId, TypeTotals
 from retry.sink import UID_BYTES, Entry
 

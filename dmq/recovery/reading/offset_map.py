@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dmq.recovery.reading.rows import Indexed
 from dmq.store.schema import keys
-from dmq.store.schema.index import encode_index_finished
+from dmq.store.schema.messages.index import encode_index_finished
 
 Place = tuple[int, int]  # topic (or lane) id, queue id
 

@@ -6,7 +6,7 @@ from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.offset_map import Place
 from dmq.recovery.reading.rows import Indexed
-from dmq.store.schema.index import EntryState, failed_message_id
+from dmq.store.schema.messages.index import EntryState, failed_message_id
 
 _QUEUED = frozenset({EntryState.QUEUED, EntryState.DELIVERED})
 

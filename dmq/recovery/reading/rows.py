@@ -16,13 +16,13 @@ from dmq.store.schema.cell.border import decode_border
 from dmq.store.schema.cell.clock import decode_clock, decode_moves
 from dmq.store.schema.cell.identity import decode_identity
 from dmq.store.schema.cell.position import decode_position
-from dmq.store.schema.index import Receipt, decode_index, failed_topic_id, ids_of
+from dmq.store.schema.messages.index import Receipt, decode_index, failed_topic_id, ids_of
+from dmq.store.schema.messages.own_keys import decode_key_holder
+from dmq.store.schema.messages.record import EntryKind, WaitingEntry, decode_waiting
+from dmq.store.schema.messages.recurring import decode_message, decode_progress, decode_schedule
 from dmq.store.schema.operators.activity import decode_activity
 from dmq.store.schema.operators.message_jobs import decode_job_message, decode_message_job
 from dmq.store.schema.operators.orders import decode_job, decode_procedure
-from dmq.store.schema.own_keys import decode_key_holder
-from dmq.store.schema.record import EntryKind, WaitingEntry, decode_waiting
-from dmq.store.schema.recurring import decode_message, decode_progress, decode_schedule
 from dmq.store.schema.topics.group import (
     CHUNK_BYTES,
     CHUNK_OFFSETS,

@@ -10,7 +10,7 @@ from dmq.errors import StoreCorrupt
 from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.rows import TimelineRow
 from dmq.store.schema import keys
-from dmq.store.schema.recurring import (
+from dmq.store.schema.messages.recurring import (
     Phase,
     RecurrenceRule,
     ScheduleProgress,

@@ -14,9 +14,9 @@ from dmq.recovery.reading.log_repair import Dropped, puts_of
 from dmq.recovery.reading.look import How, Look
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.counts import due_in
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import META_NAME, Family, meta_id, meta_range
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.index import decode_index
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.spool import (
     SPOOL_DEAD,
     SPOOL_PARKED,

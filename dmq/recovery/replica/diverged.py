@@ -21,8 +21,8 @@ from dmq.replication.segment import Segment
 from dmq.store.engines.engine import scan_pages
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema.cell.position import Position, decode_position
-from dmq.store.schema.index import EntryState
 from dmq.store.schema.keys import META_POSITION, META_SEQUENCE, Family, half_scope, unpack_u64
+from dmq.store.schema.messages.index import EntryState
 
 _PAGE_ROWS = 1_000
 _END = b"\xff" * 48  # after every index key

@@ -11,7 +11,7 @@ from dmq.recovery.reading.loss_report import LossReport
 from dmq.recovery.reading.rows import read_waiting
 from dmq.recovery.salvage.names import RequiredNames
 from dmq.store.schema.keys import QUEUE_KEY_BYTES, TIMELINE_KEY_BYTES, unpack_queue_key
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 
 
 def tell_dropped(dropped: Sequence[Dropped], lost: LossReport, needed: RequiredNames) -> None:

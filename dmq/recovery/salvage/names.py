@@ -12,7 +12,13 @@ from dmq.recovery.reading.names import KnownNames, shown_id
 from dmq.recovery.reading.rows import TimelineRow
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema.keys import topic_of_scope
-from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, QueuedMessage, body_payload, decode_history
+from dmq.store.schema.messages.record import (
+    WAITING_HEADER_BYTES,
+    EntryKind,
+    QueuedMessage,
+    body_payload,
+    decode_history,
+)
 from dmq.store.writer.operations import Put
 
 

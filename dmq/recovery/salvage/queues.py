@@ -20,7 +20,7 @@ from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, block_head, decode_block
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued
 from dmq.store.schema.topics.group import GroupKind, pack_group_key
 from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event

@@ -37,8 +37,8 @@ from dmq.recovery.salvage.schedules import is_whole, save_schedules
 from dmq.store import check_place, place
 from dmq.store.schema import keys
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, Family, pack_index_prefix, timeline_key
-from dmq.store.schema.own_keys import is_own_key_scope, row_of, without_own_key
-from dmq.store.schema.record import EntryKind, decode_half_body, decode_queued
+from dmq.store.schema.messages.own_keys import is_own_key_scope, row_of, without_own_key
+from dmq.store.schema.messages.record import EntryKind, decode_half_body, decode_queued
 from dmq.store.writer.operations import IndexBuilt, IndexProperties, Restore
 from dmq.trail.snapshots import cell_of
 

@@ -12,7 +12,7 @@ from dmq.recovery.reading.schedules import SCHEDULE_LETTERS, parts_of
 from dmq.recovery.salvage.replay import Replay
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
-from dmq.store.schema.recurring import Phase, encode_progress, schedule_keys, schedule_name
+from dmq.store.schema.messages.recurring import Phase, encode_progress, schedule_keys, schedule_name
 
 _LOST_ENTRY = "its entry was lost, and how often it occurred since; resume it"
 

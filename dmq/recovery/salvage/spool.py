@@ -41,9 +41,9 @@ from dmq.store.files.durable import sync_directory
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.outbox import block_count, decode_state
 from dmq.store.schema.cell.files import ADOPTER_FILE
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import INDEX_PREFIX_BYTES, WAITING_GENERATION, Family, pack_index_prefix, timeline_key
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.index import decode_index
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.spool import (
     SPOOL_KEY_QUEUE,
     SPOOL_TAKEN,

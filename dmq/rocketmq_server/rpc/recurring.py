@@ -51,7 +51,7 @@ from dmq.config.units import After, parse_sent_around, parse_sent_duration
 from dmq.rocketmq_server.calls.call import Call
 from dmq.rocketmq_server.codec import mapping, validate
 from dmq.rocketmq_server.codec.codes import status_of
-from dmq.store.schema.recurring import CatchUp
+from dmq.store.schema.messages.recurring import CatchUp
 from retry.dead_letter import WRITTEN
 
 AddSchedule = Callable[[NewSchedule], Awaitable[object]]

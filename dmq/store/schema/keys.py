@@ -101,7 +101,7 @@ class Family(IntEnum):
     QUEUE = 3
     GROUP = 4
     AUDIT = 5
-    PROPERTY = 6  # dmq.store.schema.properties
+    PROPERTY = 6  # dmq.store.schema.messages.properties
 
 
 def timeline_mark(deliver_at_ms: int, sequence: int) -> int:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import META_SPOOL_TOTAL, timeline_key
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     body_facts,

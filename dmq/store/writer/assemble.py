@@ -16,7 +16,8 @@ from dmq.store.schema import keys
 from dmq.store.schema.accounting import outbox
 from dmq.store.schema.accounting.outbox import pack_record_head
 from dmq.store.schema.cell.clock import encode_clock
-from dmq.store.schema.index import (
+from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
+from dmq.store.schema.messages.index import (
     EntryState,
     Receipt,
     decode_index,
@@ -25,9 +26,8 @@ from dmq.store.schema.index import (
     encode_index_waiting,
     encode_index_withdrawn,
 )
-from dmq.store.schema.keys import Family, half_body_key, pack_index_prefix, pack_queue_key, pack_timeline_key, pack_u64
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, encode_key_holder, last_holder_suffix
-from dmq.store.schema.record import waiting_bytes, whole_half_bytes
+from dmq.store.schema.messages.own_keys import KeyHolder, decode_key_holder, encode_key_holder, last_holder_suffix
+from dmq.store.schema.messages.record import waiting_bytes, whole_half_bytes
 from dmq.store.writer.counts import Counts
 from dmq.store.writer.ledger_rows import LedgerRows
 from dmq.store.writer.marks import Marks

@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family
+from dmq.store.schema.messages.index import EntryState, Receipt
 
 
 class IfKnown(IntEnum):
@@ -43,7 +43,7 @@ class UnderKey(NamedTuple):
     rule never races with a hand-over.
     """
 
-    row: bytes  # dmq.store.schema.own_keys.own_key_row
+    row: bytes  # dmq.store.schema.messages.own_keys.own_key_row
     keeps_first: bool
     event: Callable[[int, bytes], bytes]  # event of the outcome, from the time and the packed id of the pending message
 
@@ -59,11 +59,11 @@ class Schedule(NamedTuple):
     scope: int
     message_id: bytes  # packed
     deliver_at_ms: int
-    record: bytes  # dmq.store.schema.record.encode_waiting
+    record: bytes  # dmq.store.schema.messages.record.encode_waiting
     event: bytes
     is_new: bool = False
     if_known: IfKnown = IfKnown.REFUSE
-    half_body: bytes = b""  # dmq.store.schema.record.encode_half_body
+    half_body: bytes = b""  # dmq.store.schema.messages.record.encode_half_body
     under: UnderKey | None = None
 
 
@@ -106,7 +106,7 @@ class Append(NamedTuple):
     message_id: bytes  # packed
     topic_id: int
     queue_id: int
-    record: bytes  # dmq.store.schema.record.encode_queued
+    record: bytes  # dmq.store.schema.messages.record.encode_queued
     event: bytes
     if_known: IfKnown = IfKnown.REFUSE
     under: UnderKey | None = None
@@ -125,9 +125,9 @@ class HandOver(NamedTuple):
     deliver_at_ms: int  # its true delivery time
     topic_id: int
     queue_id: int
-    record: bytes  # dmq.store.schema.record.encode_queued
+    record: bytes  # dmq.store.schema.messages.record.encode_queued
     event: bytes
-    size: int  # dmq.store.schema.record.waiting_bytes of its row
+    size: int  # dmq.store.schema.messages.record.waiting_bytes of its row
     is_half: bool = False  # a half message; its separate body row is deleted with it
     own_key: bytes = b""
 
@@ -147,7 +147,7 @@ class Withdraw(NamedTuple):
     scope: int
     message_id: bytes  # as it was scheduled
     deliver_at_ms: int  # its true delivery time
-    size: int  # dmq.store.schema.record.waiting_bytes of its row
+    size: int  # dmq.store.schema.messages.record.waiting_bytes of its row
     instead: Sequence[Append | Delete | Emit | Put | Schedule | Tally] = ()
     event: bytes = b""
     is_remembered: bool = False
@@ -170,7 +170,7 @@ class Reschedule(NamedTuple):
     message_id: bytes  # as it was scheduled
     due_ms: int  # its current true delivery time
     deliver_at_ms: int  # its new delivery time
-    record: bytes  # dmq.store.schema.record.encode_waiting
+    record: bytes  # dmq.store.schema.messages.record.encode_waiting
     event: bytes  # not recorded if empty
     half_body: bytes = b""  # as in ``Schedule``, if its body was in its row until now
     if_gone: IfKnown = IfKnown.REFUSE
@@ -203,7 +203,7 @@ class Restore(NamedTuple):
     scope: int
     message_id: bytes  # as it was scheduled
     deliver_at_ms: int  # its true delivery time
-    record: bytes  # dmq.store.schema.record.encode_waiting
+    record: bytes  # dmq.store.schema.messages.record.encode_waiting
     half_body: bytes = b""  # as in ``Schedule``
     own_key: bytes = b""
 
@@ -213,7 +213,7 @@ class Occurrence(NamedTuple):
 
     message_id: bytes  # packed
     queue_id: int
-    record: bytes  # dmq.store.schema.record.encode_queued
+    record: bytes  # dmq.store.schema.messages.record.encode_queued
     accepted: bytes  # its events, in their order
     delivered: bytes
     occurred: bytes  # recorded with the sequence of the schedule's entry
@@ -242,7 +242,7 @@ class Recur(NamedTuple):
     occurrences: Sequence[Occurrence]
     progress: Put
     deliver_at_ms: int = 0  # its new time
-    record: bytes = b""  # dmq.store.schema.record.encode_waiting; empty: the schedule is over, or pauses
+    record: bytes = b""  # dmq.store.schema.messages.record.encode_waiting; empty: the schedule is over, or pauses
     event: bytes = b""  # event of the end or pause; not recorded if empty
 
 

@@ -14,9 +14,9 @@ from broker_adapter.runtime.log import LibraryLog
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Batch, Engine, scan_pages
 from dmq.store.schema import keys
-from dmq.store.schema.index import decode_index
 from dmq.store.schema.keys import Family, unpack_queue_key
-from dmq.store.schema.properties import (
+from dmq.store.schema.messages.index import decode_index
+from dmq.store.schema.messages.properties import (
     BUILT,
     DAMAGED,
     FAMILY_RANGE,
@@ -38,7 +38,7 @@ from dmq.store.schema.properties import (
     topic_of_queued,
     topic_of_waiting,
 )
-from dmq.store.schema.record import EntryKind
+from dmq.store.schema.messages.record import EntryKind
 from dmq.store.schema.topics.names import decode_topic_settings, has_index_properties
 from dmq.store.writer.operations import IndexBuilt, IndexMessages
 

@@ -15,9 +15,9 @@ from broker_adapter.contracts.errors import Overloaded
 from dmq.store.engines.engine import Engine, Rows, scan_pages
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.ledger import decode_ledger, unpack_ledger_key
-from dmq.store.schema.index import failed_topic_id
 from dmq.store.schema.keys import TIMELINE_END, Family, unpack_u64
-from dmq.store.schema.record import PLACE_BYTES, EntryKind, decode_place
+from dmq.store.schema.messages.index import failed_topic_id
+from dmq.store.schema.messages.record import PLACE_BYTES, EntryKind, decode_place
 from dmq.store.schema.topics.group import (
     CHUNK_OFFSETS,
     GROUPS_END,

@@ -25,7 +25,7 @@ from dmq.errors import (
     UnitRefused,
 )
 from dmq.store.engines.engine import Engine
-from dmq.store.schema.index import Receipt
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.assemble import Assembler
 from dmq.store.writer.batch_log import BatchLog
 from dmq.store.writer.marks import Marks

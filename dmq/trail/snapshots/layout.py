@@ -12,9 +12,9 @@ from dmq.store.engines.engine import Engine, scan_pages
 from dmq.store.engines.rocks import RocksEngine, RocksOptions
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.outbox import decode_state
-from dmq.store.schema.index import ids_of
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, body_id, decode_history, decode_waiting
+from dmq.store.schema.messages.index import ids_of
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, EntryKind, body_id, decode_history, decode_waiting
 from dmq.store.schema.spool import spooled_body_at
 from dmq.store.schema.topics.names import NameKind, decode_name
 

@@ -20,7 +20,7 @@ from dmq.store.schema.keys import (
     sequence_of,
     unpack_u64,
 )
-from dmq.store.schema.record import EntryKind
+from dmq.store.schema.messages.record import EntryKind
 from dmq.store.schema.spool import DEAD_HEAD_BYTES, SPOOL_DEAD, SPOOL_PARKED, spool_rows
 from dmq.store.schema.topics.group import (
     CHUNK_BYTES,

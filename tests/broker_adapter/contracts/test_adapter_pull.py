@@ -31,7 +31,7 @@ from dmq.broker.filters import filters
 from dmq.broker.pulling import pulls as pull_module
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.writer.operations import Delete
 
 pytestmark = pytest.mark.contract

@@ -18,7 +18,7 @@ from dmq.store.files.identity import draw
 from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.store.schema.accounting.outbox import NOT_APPLICABLE
 from dmq.store.schema.cell.identity import StorePlace
-from dmq.store.schema.index import EntryState
+from dmq.store.schema.messages.index import EntryState
 from dmq.store.store import StoreOptions
 from dmq.trail.events import NO_QUEUE, EventKind, gap_event
 

@@ -28,7 +28,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery, Envelope
 from dmq.broker.filters import filters
 from dmq.broker.io import reader
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 
 pytestmark = pytest.mark.contract
 LONG_MS = 60_000  # of waiting: never reached, the manual clock stands still

@@ -29,8 +29,8 @@ from broker_adapter.contracts.message import Delivery
 from dmq.broker.groups import group_queue
 from dmq.broker.io.tail_cache import Recent
 from dmq.store.engines.engine import Batch, Engine, EngineStats, Rows
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Op, Put
 from dmq.trail.events import EventKind, decode_event
 

@@ -17,7 +17,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from dmq.broker.failures.outcomes import FailedMessage
 from dmq.broker.operations.admin import BEGIN, END
-from dmq.store.schema.index import Receipt
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Op
 
 pytestmark = pytest.mark.contract

@@ -34,7 +34,7 @@ from dmq.scheduler.held import HeldTopics, ReadSoFar
 from dmq.scheduler.scheduler import ROWS_PER_CURSOR_MAX
 from dmq.store.engines.engine import Rows
 from dmq.store.schema.keys import HELD_TOPIC_ID_MAX, Family, is_held_key, pack_queue_key, timeline_mark
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.writer.assemble import _WITHDRAWN_KEPT
 from dmq.store.writer.marks import Marks
 from dmq.store.writer.operations import Hold, Withdraw

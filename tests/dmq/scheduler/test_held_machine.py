@@ -21,9 +21,9 @@ from dmq.broker.topics.settings import FlowChange
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.scheduler.scheduler import FLOOD_ROWS
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema.index import EntryState
 from dmq.store.schema.keys import Family, is_held_key, pack_queue_key
-from dmq.store.schema.record import QueuedMessage, decode_queued, waiting_topic_id
+from dmq.store.schema.messages.index import EntryState
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued, waiting_topic_id
 from dmq.store.writer.operations import Withdraw
 
 pytestmark = pytest.mark.property

@@ -11,7 +11,7 @@ from dmq.errors import StoreCorrupt
 from dmq.scheduler.moves import moved
 from dmq.store.schema.cell.clock import Move, decode_moves
 from dmq.store.schema.keys import pack_timeline_key
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.record import (
     EntryKind,
     HalfMessageState,
     Terms,

@@ -19,9 +19,9 @@ from dmq.broker.topics.settings import FlowChange
 from dmq.errors import StoreFailed, StoreNoDescriptors
 from dmq.scheduler import scheduler as scheduler_module
 from dmq.store.engines.engine import Rows
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_queue_key, timeline_mark
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.index import Receipt
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.writer.operations import Op
 from dmq.trail.events import EventKind
 

@@ -29,7 +29,7 @@ from support.rigs.brokers import (
 from broker_adapter.contracts.message import unpack_id
 from dmq.scheduler.scheduler import BUSY_LAG_MS, ROWS_PER_CURSOR_MAX
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 
 pytestmark = pytest.mark.contract
 BURST = 4 * ROWS_PER_CURSOR_MAX  # entries that are due in the same millisecond

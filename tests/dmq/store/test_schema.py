@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from broker_adapter.contracts.errors import Refused
 from dmq.broker.handles import receipt_handle as receipt
 from dmq.errors import StoreCorrupt
-from dmq.store.schema import index, keys, record
+from dmq.store.schema import keys
 from dmq.store.schema.accounting import outbox
 from dmq.store.schema.cell.identity import Identity
-from dmq.store.schema.index import EntryState, Receipt
+from dmq.store.schema.messages import index, record
+from dmq.store.schema.messages.index import EntryState, Receipt
 from dmq.store.schema.operators.message_jobs import job_message_key, job_messages_range, message_job_key
 from dmq.store.schema.spool import spool_total_key
 from dmq.store.schema.topics import group as of_group

@@ -15,7 +15,6 @@ from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import SCOPE, TOPIC, all_rows, append, counted, events, packed_id, recount, schedule
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import (
     FORMAT_VERSION,
     META_DONE,
@@ -29,7 +28,8 @@ from dmq.store.schema.keys import (
     pack_u64,
     unpack_timeline_key,
 )
-from dmq.store.schema.record import decode_queued, encode_body, encode_queued
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import decode_queued, encode_body, encode_queued
 from dmq.store.store import StoreOptions
 from dmq.store.writer import counts
 from dmq.store.writer.operations import NO_RECEIPT, Delete, Done, Emit, Op, Put

@@ -13,9 +13,9 @@ from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import SCOPE, all_rows, append, counted, hand_over, recount, recount_bytes, schedule
 
 from dmq.errors import OverBound
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import META_BYTES_HEAD, Family, pack_pair
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import Receipt
+from dmq.store.schema.messages.record import (
     EntryKind,
     HalfMessageState,
     Terms,

@@ -28,8 +28,8 @@ from support.rigs.stores import (
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, META_DONE, META_FORMAT, META_SEQUENCE, Family, pack_u64
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Appended, Delete, Done, Emit, Put
 from dmq.store.writer.writer import OPS_PER_BATCH_MAX, LoopUnit, Unit

@@ -10,9 +10,15 @@ import pytest
 from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import SCOPE, all_rows, counted, events, hand_over, packed_id, recount, schedule
 
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
-from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, decode_queued, decode_waiting, encode_waiting
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import (
+    WAITING_HEADER_BYTES,
+    body_facts,
+    decode_queued,
+    decode_waiting,
+    encode_waiting,
+)
 from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import NO_RECEIPT, Done, Emit, IfKnown, Op, Reschedule, Withdraw
 

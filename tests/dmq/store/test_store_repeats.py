@@ -10,8 +10,8 @@ import pytest
 from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import SCOPE, all_rows, append, events, packed_id, schedule
 
-from dmq.store.schema.index import EntryState
 from dmq.store.schema.keys import Family
+from dmq.store.schema.messages.index import EntryState
 
 pytestmark = pytest.mark.contract
 WINDOW_MS = 15 * 60_000

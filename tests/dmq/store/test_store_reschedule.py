@@ -9,9 +9,9 @@ import pytest
 from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import SCOPE, all_rows, counted, events, packed_id, recount, schedule
 
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
-from dmq.store.schema.record import WAITING_HEADER_BYTES, EntryKind, body_facts, decode_waiting, encode_waiting
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, EntryKind, body_facts, decode_waiting, encode_waiting
 from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import NO_RECEIPT, Append, Done, Op, Reschedule, Schedule, Withdraw
 

@@ -12,8 +12,8 @@ from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import SCOPE, all_rows, append, counted, events, packed_id, recount, schedule
 
 from dmq.errors import UnitRefused
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_timeline_key
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Append, Delete, Emit, IfKnown, Op, Put, Schedule, Withdraw
 from dmq.store.writer.writer import Unit
 

@@ -14,9 +14,9 @@ from support.rigs.stores import SCOPE, TOPIC, all_rows, append, counted, events,
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreBusy, StoreError, StoreFailed
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_key
-from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, decode_waiting
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, body_facts, decode_waiting
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer import assemble
 from dmq.store.writer.marks import Cursor

@@ -6,9 +6,9 @@ import pytest
 
 from dmq.broker.handles import receipt_handle as receipt
 from dmq.broker.handles.entry_handle import EntryHandle, EntryHandles, HandleKind
-from dmq.store.schema import record
 from dmq.store.schema.cell import identity
-from dmq.store.schema.index import EntryState
+from dmq.store.schema.messages import record
+from dmq.store.schema.messages.index import EntryState
 from dmq.trail import events
 
 pytestmark = pytest.mark.property

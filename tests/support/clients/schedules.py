@@ -13,8 +13,8 @@ from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.wire.mapping import decode, encode
 from dmq.broker.schedules.schedules import NewSchedule, ScheduleStatus
 from dmq.store.schema.keys import META_PROGRESS, META_RECURRING, META_SCHEDULE, Family, meta_range
-from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts, is_recurring
-from dmq.store.schema.recurring import Phase, decode_progress, decode_schedule, schedule_name
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, body_facts, is_recurring
+from dmq.store.schema.messages.recurring import Phase, decode_progress, decode_schedule, schedule_name
 
 NAME = "tick"
 

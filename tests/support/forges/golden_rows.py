@@ -20,27 +20,41 @@ from dmq.broker.groups.group_queue import DeliveryLease, GroupQueue
 from dmq.broker.schedules.firing import waiting_record
 from dmq.broker.topics.registry import Group, Names, Topic
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema import index as of_index
-from dmq.store.schema import keys, record
-from dmq.store.schema import properties as of_properties
-from dmq.store.schema.accounting import counts, outbox
-from dmq.store.schema.accounting.ledger import (
-    LedgerHead,
-    Term,
-    decode_head,
-    decode_ledger,
-    encode_head,
-    encode_ledger,
-    pack_pair,
-    unpack_ledger_key,
-)
+from dmq.store.schema import keys
+from dmq.store.schema.accounting import counts, ledger, outbox
 from dmq.store.schema.cell.border import Border, decode_border, encode_border
 from dmq.store.schema.cell.clock import ClockRow, Move, decode_clock, decode_moves, encode_clock, encode_moves
 from dmq.store.schema.cell.identity import Identity, StorePlace, decode_identity, encode_identity
 from dmq.store.schema.cell.position import Position, decode_position, encode_position
-from dmq.store.schema.failure_reason import encode_reason
-from dmq.store.schema.index import EntryState, Receipt
 from dmq.store.schema.keys import FORMAT_VERSION, Family
+from dmq.store.schema.messages import failure_reason, record
+from dmq.store.schema.messages import index as of_index
+from dmq.store.schema.messages import properties as of_properties
+from dmq.store.schema.messages.index import EntryState, Receipt
+from dmq.store.schema.messages.own_keys import (
+    KeyHolder,
+    decode_key_holder,
+    encode_key_holder,
+    own_key_in,
+    own_key_of_row,
+    own_key_row,
+    own_key_scope,
+    row_of,
+    without_own_key,
+)
+from dmq.store.schema.messages.recurring import (
+    CatchUp,
+    Phase,
+    RecurrenceRule,
+    ScheduleProgress,
+    decode_message,
+    decode_progress,
+    decode_schedule,
+    encode_message,
+    encode_progress,
+    encode_schedule,
+    schedule_keys,
+)
 from dmq.store.schema.operators.activity import Activity, CallOutcome, decode_activity, encode_activity
 from dmq.store.schema.operators.message_jobs import (
     JobMessage,
@@ -55,30 +69,6 @@ from dmq.store.schema.operators.message_jobs import (
     message_job_key,
 )
 from dmq.store.schema.operators.orders import Procedure, decode_job, decode_procedure, encode_job, encode_procedure
-from dmq.store.schema.own_keys import (
-    KeyHolder,
-    decode_key_holder,
-    encode_key_holder,
-    own_key_in,
-    own_key_of_row,
-    own_key_row,
-    own_key_scope,
-    row_of,
-    without_own_key,
-)
-from dmq.store.schema.recurring import (
-    CatchUp,
-    Phase,
-    RecurrenceRule,
-    ScheduleProgress,
-    decode_message,
-    decode_progress,
-    decode_schedule,
-    encode_message,
-    encode_progress,
-    encode_schedule,
-    schedule_keys,
-)
 from dmq.store.schema.spool import (
     TakenMark,
     TypeTotals,
@@ -133,7 +123,9 @@ KEYED_BODY = record.encode_body(ID, b"tag", b"group", b"wire", 0, record.OwnKey(
 KEPT_BODY = record.encode_body(ID, b"t" * 256, b"", b"wire", NOW + 7, record.OwnKey(b"k", True))
 OLD_HISTORY = record.History(TOPIC, 2, 17, NOW - 9, NOW - 8, NOW - 7, 0)
 HISTORY = OLD_HISTORY._replace(epoch=1 << 32 | 5)
-REASON = encode_reason(FailureReason("RuntimeError", "no courier \u20ac", "worker-7", "client-1", "192.0.2.7"))
+REASON = failure_reason.encode_reason(
+    FailureReason("RuntimeError", "no courier \u20ac", "worker-7", "client-1", "192.0.2.7")
+)
 FAILED_HISTORY = HISTORY._replace(failure=REASON)
 OLD_FAILED_HISTORY = OLD_HISTORY._replace(failure=REASON)
 DEAD_HISTORY = HISTORY._replace(reason=int(Reason.EXHAUSTED))
@@ -846,17 +838,17 @@ def meta() -> list[Case]:
         Case("overdue", keys.META_OVERDUE, encode_overdue(overdue), lambda _, v: decode_overdue(v), overdue),
         Case(
             "ledger",
-            keys.META_LEDGER + pack_pair(TOPIC, GROUP),
-            encode_ledger({int(EventKind.ACKED): 7, Term.BEFORE: -2, Term.SKIPPED: 0}),
-            lambda key, value: (unpack_ledger_key(key), decode_ledger(value)),
-            ((TOPIC, GROUP), {int(EventKind.ACKED): 7, int(Term.BEFORE): -2}),
+            keys.META_LEDGER + ledger.pack_pair(TOPIC, GROUP),
+            ledger.encode_ledger({int(EventKind.ACKED): 7, ledger.Term.BEFORE: -2, ledger.Term.SKIPPED: 0}),
+            lambda key, value: (ledger.unpack_ledger_key(key), ledger.decode_ledger(value)),
+            ((TOPIC, GROUP), {int(EventKind.ACKED): 7, int(ledger.Term.BEFORE): -2}),
         ),
         Case(
             "ledger: head",
             keys.META_LEDGER_HEAD,
-            encode_head(LedgerHead(3, NOW)),
-            lambda _, value: decode_head(value),
-            LedgerHead(3, NOW),
+            ledger.encode_head(ledger.LedgerHead(3, NOW)),
+            lambda _, value: ledger.decode_head(value),
+            ledger.LedgerHead(3, NOW),
         ),
         Case(
             "own key",

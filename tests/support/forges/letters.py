@@ -31,7 +31,7 @@ from dmq.broker.operations.dead_letters import Letter, Page
 from dmq.errors import StoreFailed
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
-from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued
 from dmq.store.writer.operations import Put
 from dmq.trail.events import AuditEvent, EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobKind, JobState

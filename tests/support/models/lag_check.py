@@ -8,7 +8,7 @@ from dmq.broker.groups.queue_front import progress
 from dmq.broker.io.queue_log import Place, begin_of
 from dmq.broker.operations.lag import Lag, Lags
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.store import Store
 from dmq.trail.ledger import read_books
 

@@ -15,7 +15,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import Clock
 from dmq.broker.filters.filters import filter_of
 from dmq.config.units import format_time
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from retry.failure_reason import FailureReason
 from retry.policy import MAX_ATTEMPTS_DEFAULT, Reason
 

@@ -34,7 +34,7 @@ from dmq.broker.topics.settings import IndexChange, KeepChange
 from dmq.errors import StoreError
 from dmq.store.engines.engine import Engine
 from dmq.store.files.steady_clock import ClockOptions
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.store import StoreOptions
 from dmq.trail.events import EventKind, gap_event
 from retry.dead_letter import PARENT_MESSAGE_ID, Job, JobKind, JobState

@@ -15,8 +15,8 @@ from dmq.store.schema.keys import (
     meta_range,
     pack_index_prefix,
 )
-from dmq.store.schema.own_keys import KeyHolder, decode_key_holder, own_key_of_row, row_of
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.own_keys import KeyHolder, decode_key_holder, own_key_of_row, row_of
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.store import Store
 
 KEY = "invoice-7"

@@ -10,7 +10,7 @@ from dmq.broker.topics import Names
 from dmq.recovery.reading.rows import read_waiting
 from dmq.store.schema import keys
 from dmq.store.schema.keys import Family
-from dmq.store.schema.properties import (
+from dmq.store.schema.messages.properties import (
     BUILT,
     PROPERTY,
     START,
@@ -24,7 +24,7 @@ from dmq.store.schema.properties import (
     topic_of_waiting,
     user_properties,
 )
-from dmq.store.schema.record import EntryKind, body_payload, decode_half_body, decode_queued
+from dmq.store.schema.messages.record import EntryKind, body_payload, decode_half_body, decode_queued
 from dmq.store.store import Store
 
 

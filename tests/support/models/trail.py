@@ -10,7 +10,7 @@ from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, OutboxRecord
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.trail.events import LANE, NO_QUEUE, AuditEvent, EventKind
 
 _OF_MESSAGES = {EventKind.SCHEDULED, EventKind.QUEUED, EventKind.DELIVERED, EventKind.RECALLED}

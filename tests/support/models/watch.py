@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dmq.store.engines.engine import Batch, Engine, EngineStats, Rows
 from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, decode_block
 from dmq.store.schema.keys import Family, pack_queue_key, unpack_u64
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.schema.topics.group import pack_group_key
 from dmq.trail.events import LANE, AuditEvent, EventKind, decode_event
 

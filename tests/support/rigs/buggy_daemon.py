@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from broker_adapter.contracts.message import unpack_id
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.assemble import Assembler
 from dmq.store.writer.operations import NO_RECEIPT, HandOver
 from dmq.trail.events import decode_event

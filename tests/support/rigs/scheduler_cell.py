@@ -15,7 +15,7 @@ from dmq.errors import StoreError
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import QueuedMessage, decode_queued
+from dmq.store.schema.messages.record import QueuedMessage, decode_queued
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Op
 

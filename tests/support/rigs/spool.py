@@ -24,7 +24,7 @@ from dmq.producer_store.entries.plan import size_of
 from dmq.producer_store.spool import Spool
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import decode_waiting
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.spool import TypeTotals, decode_dead, decode_entry, spool_range
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event

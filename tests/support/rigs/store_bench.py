@@ -16,8 +16,8 @@ from dmq.errors import StoreError
 from dmq.store.engines.engine import Engine
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.engines.rocks import RocksEngine
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, timeline_key
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.marks import Cursor
 from dmq.store.writer.operations import Done, Op

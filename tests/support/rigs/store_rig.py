@@ -24,7 +24,7 @@ from dmq.recovery.reading.loss_report import LOST_FILE
 from dmq.recovery.reading.rows import read_waiting
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.schema.keys import TIMELINE_END, Family, queue_offset_of
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import gap_event
 from dmq.trail.ledger import LEDGER_KINDS

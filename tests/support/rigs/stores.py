@@ -11,7 +11,7 @@ from dmq.store.engines.engine import Batch, Engine, EngineStats, Rows
 from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.store.schema.accounting.outbox import OutboxRecord, decode_block
 from dmq.store.schema.keys import Family, is_half_body_key, unpack_u64
-from dmq.store.schema.record import decode_waiting, encode_body, encode_queued, encode_waiting, waiting_bytes
+from dmq.store.schema.messages.record import decode_waiting, encode_body, encode_queued, encode_waiting, waiting_bytes
 from dmq.store.store import Store
 from dmq.store.writer.operations import Append, HandOver, Schedule
 

@@ -26,7 +26,7 @@ from dmq.admin.operations import activity as module
 from dmq.admin.operations.activity import ActivityLog, AdminCaller, what_of
 from dmq.errors import StoreBusy
 from dmq.store.backup import back_up
-from dmq.store.schema.index import Receipt
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.schema.operators.activity import CallOutcome
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Emit, Op

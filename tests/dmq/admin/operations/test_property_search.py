@@ -18,7 +18,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.broker.delayed.changes import Meant
 from dmq.broker.topics import INDEX_STAYS, IndexChange, KeepChange
 from dmq.store.schema.keys import Family
-from dmq.store.schema.properties import PROPERTY
+from dmq.store.schema.messages.properties import PROPERTY
 
 pytestmark = pytest.mark.contract
 HOUR_MS = 3_600_000

@@ -20,7 +20,7 @@ from broker_adapter.contracts.message import pack_id, unpack_id
 from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
-from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import StoreOptions
 from dmq.store.writer.operations import HandOver
 from dmq.trail.events import EventKind, gap_event

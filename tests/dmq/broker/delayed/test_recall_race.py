@@ -23,7 +23,7 @@ from dmq.broker.broker import EmbeddedBroker
 from dmq.broker.sending.placement import Placement
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.engines.rocks import RocksEngine
-from dmq.store.schema.record import WAITING_HEADER_BYTES, body_facts
+from dmq.store.schema.messages.record import WAITING_HEADER_BYTES, body_facts
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import HandOver
 from dmq.trail.events import EventKind, gap_event

@@ -14,7 +14,7 @@ from dmq.broker.groups.group_queue import GroupQueue
 from dmq.broker.groups.subscription import GroupSubscription
 from dmq.broker.topics.registry import Topic
 from dmq.errors import StoreFailed
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 
 LONG_S = 60.0
 

@@ -16,7 +16,7 @@ from dmq.broker.io.reader import READ_BYTES_MAX, Reader
 from dmq.store.engines.engine import Rows
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.store.store import Store, StoreOptions
 
 MIB = 1024 * 1024

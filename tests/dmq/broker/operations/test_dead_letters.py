@@ -28,7 +28,7 @@ from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Page
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import History, encode_body, encode_history, encode_queued
+from dmq.store.schema.messages.record import History, encode_body, encode_history, encode_queued
 from dmq.store.schema.topics.group import pack_group_key
 from dmq.store.writer.operations import Put
 from retry.dead_letter import DeadFilter

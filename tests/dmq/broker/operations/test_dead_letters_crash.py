@@ -46,7 +46,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import Message, unpack_id
 from broker_adapter.wire.mapping import decode
 from dmq.errors import StoreError
-from dmq.store.schema.record import QueuedMessage
+from dmq.store.schema.messages.record import QueuedMessage
 from dmq.trail.events import EventKind
 from retry.dead_letter import PARENT_MESSAGE_ID, DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason

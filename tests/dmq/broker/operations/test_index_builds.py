@@ -24,9 +24,9 @@ from dmq.broker.operations import index_builds
 from dmq.broker.topics import IndexChange, Topic
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
-from dmq.store.schema.index import Receipt
 from dmq.store.schema.keys import Family, pack_u64
-from dmq.store.schema.properties import BUILT, DAMAGED, PROPERTY, START, value_digest
+from dmq.store.schema.messages.index import Receipt
+from dmq.store.schema.messages.properties import BUILT, DAMAGED, PROPERTY, START, value_digest
 from dmq.store.writer.operations import IndexBuilt, IndexMessages
 
 pytestmark = pytest.mark.integration

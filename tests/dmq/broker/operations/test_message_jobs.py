@@ -20,10 +20,10 @@ from broker_adapter.contracts.transactions import Half
 from broker_adapter.wire.mapping import encode
 from dmq.broker.delayed import ChangeOutcome, Meant
 from dmq.broker.operations import message_jobs as message_jobs_module
-from dmq.store.schema.index import EntryState
 from dmq.store.schema.keys import META_JOB_MESSAGE, Family, meta_range
+from dmq.store.schema.messages.index import EntryState
+from dmq.store.schema.messages.record import decode_waiting
 from dmq.store.schema.operators.message_jobs import MessageFilter, MessageJob, MessageJobKind
-from dmq.store.schema.record import decode_waiting
 from dmq.trail.events import EventKind
 from retry.dead_letter import JobState
 

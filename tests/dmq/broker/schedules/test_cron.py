@@ -25,7 +25,7 @@ from dmq.broker.schedules.cron import (
     turn,
     zone_of,
 )
-from dmq.store.schema.recurring import CatchUp, Phase, RecurrenceRule, ScheduleProgress
+from dmq.store.schema.messages.recurring import CatchUp, Phase, RecurrenceRule, ScheduleProgress
 
 BERLIN = "Europe/Berlin"
 NOW = 1_790_000_000_000

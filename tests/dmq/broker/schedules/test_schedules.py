@@ -28,7 +28,7 @@ from dmq.broker.topics.settings import FlowChange
 from dmq.cluster.outgoing import Forwards
 from dmq.config.units import parse_topic_patterns
 from dmq.store.schema.keys import recurring_scope
-from dmq.store.schema.recurring import CatchUp, Phase
+from dmq.store.schema.messages.recurring import CatchUp, Phase
 from dmq.store.schema.topics.names import TopicSettings
 from dmq.store.writer.operations import Recur
 from dmq.trail.events import EventKind

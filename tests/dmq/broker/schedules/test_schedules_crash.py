@@ -21,7 +21,7 @@ from support.rigs.stores import counted, recount
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from dmq.errors import StoreError
 from dmq.store.schema.keys import recurring_scope
-from dmq.store.schema.recurring import CatchUp, Phase
+from dmq.store.schema.messages.recurring import CatchUp, Phase
 from dmq.trail.events import EventKind
 
 pytestmark = pytest.mark.property

@@ -15,9 +15,9 @@ from dmq.broker.sending.placement import Placement, message_group_of
 from dmq.broker.topics.registry import Names, Topic
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema.index import failed_id
 from dmq.store.schema.keys import pack_timeline_key
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import failed_id
+from dmq.store.schema.messages.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     History,

@@ -25,7 +25,7 @@ from dmq.broker.topics.settings import FlowChange
 from dmq.cluster.broker import ClusterBroker
 from dmq.config.units import TopicPatterns
 from dmq.store.schema.keys import Family, index_place
-from dmq.store.schema.own_keys import own_key_scope
+from dmq.store.schema.messages.own_keys import own_key_scope
 from dmq.store.store import StoreOptions
 from dmq.store.writer.operations import HandOver, Hold, Reschedule, Withdraw
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event, gap_event

@@ -24,7 +24,7 @@ from broker_adapter.contracts.message import SendReceipt, pack_id, unpack_id
 from dmq.broker.delayed.changes import Changed, ChangeOutcome, Meant
 from dmq.broker.topics.settings import FlowChange
 from dmq.store.schema.keys import Family, pack_queue_key
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.store import StoreOptions
 from dmq.trail.events import EventKind, gap_event
 

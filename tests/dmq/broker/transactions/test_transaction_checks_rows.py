@@ -17,7 +17,7 @@ from dmq.broker.handles.entry_handle import EntryHandle, HandleKind
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, PAUSE_MS_MAX, CheckOptions, pause_of
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import FORMAT_VERSION, META_FORMAT, Family, half_scope, pack_u64
-from dmq.store.schema.record import EntryKind, Terms, encode_body, encode_terms, encode_waiting
+from dmq.store.schema.messages.record import EntryKind, Terms, encode_body, encode_terms, encode_waiting
 from dmq.store.writer.operations import Put, Schedule
 from dmq.trail.events import NO_QUEUE, EventKind, encode_event
 from retry.dead_letter import DeadFilter

@@ -40,7 +40,7 @@ from broker_adapter.contracts.message import pack_id
 from dmq.broker.delayed.changes import ChangeOutcome, Meant
 from dmq.store.engines.engine import Engine
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import EntryKind
+from dmq.store.schema.messages.record import EntryKind
 from dmq.trail.events import EventKind
 from dmq.trail.snapshots.layout import Waiting, read_waiting
 

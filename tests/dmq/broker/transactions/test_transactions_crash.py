@@ -24,7 +24,7 @@ from broker_adapter.contracts.transactions import Check, Half
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, CheckOptions
 from dmq.errors import StoreError
 from dmq.store.schema.keys import half_scope
-from dmq.store.schema.record import DELAYED_KINDS, EntryKind, decode_waiting, is_half
+from dmq.store.schema.messages.record import DELAYED_KINDS, EntryKind, decode_waiting, is_half
 from dmq.trail.events import EventKind
 
 pytestmark = pytest.mark.property

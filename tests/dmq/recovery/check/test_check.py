@@ -28,7 +28,7 @@ from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.accounting.ledger import decode_ledger, encode_ledger, unpack_ledger_key
 from dmq.store.schema.keys import Family, pack_pair, pack_queue_key, pack_u64
-from dmq.store.schema.record import encode_body, encode_queued
+from dmq.store.schema.messages.record import encode_body, encode_queued
 from dmq.store.schema.topics.group import pack_group_key
 from dmq.store.store import Store, StoreOptions
 from dmq.trail.events import EventKind

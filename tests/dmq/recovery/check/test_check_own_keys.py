@@ -21,9 +21,9 @@ from dmq.recovery import salvage_store
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
-from dmq.store.schema.index import encode_index_waiting
 from dmq.store.schema.keys import Family
-from dmq.store.schema.own_keys import row_of
+from dmq.store.schema.messages.index import encode_index_waiting
+from dmq.store.schema.messages.own_keys import row_of
 
 pytestmark = pytest.mark.integration
 NOW = 1_700_000_000_000

@@ -24,7 +24,7 @@ from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema import keys
 from dmq.store.schema.keys import META_SETTINGS, Family
-from dmq.store.schema.properties import PROPERTY, START
+from dmq.store.schema.messages.properties import PROPERTY, START
 
 pytestmark = pytest.mark.integration
 NOW = 1_700_000_000_000

@@ -18,8 +18,8 @@ from dmq.recovery import salvage_store
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family
-from dmq.store.schema.record import is_recurring
-from dmq.store.schema.recurring import Phase, schedule_keys
+from dmq.store.schema.messages.record import is_recurring
+from dmq.store.schema.messages.recurring import Phase, schedule_keys
 
 pytestmark = pytest.mark.integration
 NOW = 1_700_000_000_000

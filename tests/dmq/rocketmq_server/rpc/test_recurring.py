@@ -25,7 +25,7 @@ from dmq.rocketmq_server.rpc.recurring import WAITING_MAX, wanted_of
 from dmq.rocketmq_server.rpc.service import MessagingService
 from dmq.rocketmq_server.sessions.sessions import Sessions
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
-from dmq.store.schema.recurring import CatchUp
+from dmq.store.schema.messages.recurring import CatchUp
 
 
 class _Quiet:

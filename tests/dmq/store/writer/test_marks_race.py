@@ -22,7 +22,7 @@ from support.rigs.stores import SCOPE, all_rows, counted, hand_over, packed_id, 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import Family, timeline_key, timeline_mark
-from dmq.store.schema.record import decode_queued
+from dmq.store.schema.messages.record import decode_queued
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer import marks as marks_module
 from dmq.store.writer.marks import Claim, Cursor, Marks

@@ -15,11 +15,11 @@ from support.rigs.stores import all_rows
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.engines.memory import MemoryEngine
-from dmq.store.schema.index import Receipt, failed_id
 from dmq.store.schema.keys import META_SETTINGS, WAITING_GENERATION, Family, pack_queue_key
-from dmq.store.schema.own_keys import own_key_row, row_of
-from dmq.store.schema.properties import PROPERTY, property_id, queue_place, row_key, scope_place
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.index import Receipt, failed_id
+from dmq.store.schema.messages.own_keys import own_key_row, row_of
+from dmq.store.schema.messages.properties import PROPERTY, property_id, queue_place, row_key, scope_place
+from dmq.store.schema.messages.record import (
     WAITING_HEADER_BYTES,
     EntryKind,
     OwnKey,
@@ -31,7 +31,7 @@ from dmq.store.schema.record import (
     split_own_key,
     waiting_bytes,
 )
-from dmq.store.schema.record import History as FailureHistory
+from dmq.store.schema.messages.record import History as FailureHistory
 from dmq.store.schema.topics.names import TopicSettings, encode_topic_settings
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import (

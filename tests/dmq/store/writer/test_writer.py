@@ -13,7 +13,7 @@ from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
 from support.rigs.stores import PATIENCE_S, append, hand_over, schedule
 
 from dmq.errors import StoreError
-from dmq.store.schema.index import Receipt
+from dmq.store.schema.messages.index import Receipt
 from dmq.store.writer.operations import Emit, Op, Withdraw
 from dmq.store.writer.writer import CommitStats, LoopUnit, Unit
 

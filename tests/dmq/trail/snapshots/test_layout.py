@@ -13,7 +13,14 @@ from dmq.producer_store.entries.key_queues import KeyQueues
 from dmq.store.engines.engine import Batch
 from dmq.store.engines.memory import MemoryEngine
 from dmq.store.schema.keys import Family, pack_queue_key, pack_timeline_key, timeline_mark
-from dmq.store.schema.record import EntryKind, History, QueuedMessage, encode_body, encode_queued, encode_waiting
+from dmq.store.schema.messages.record import (
+    EntryKind,
+    History,
+    QueuedMessage,
+    encode_body,
+    encode_queued,
+    encode_waiting,
+)
 from dmq.store.schema.spool import DEAD_HEAD_BYTES, dead_key, encode_dead, encode_entry, key_queue_id
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Delete, Op, Put

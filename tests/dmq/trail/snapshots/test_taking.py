@@ -28,7 +28,7 @@ from dmq.recovery.backups.snapshots import cursors_of
 from dmq.scheduler.scheduler import Scheduler
 from dmq.store.engines.rocks import RocksEngine
 from dmq.store.schema.keys import META_DONE, Family, pack_pair, pack_timeline_key
-from dmq.store.schema.record import EntryKind, encode_body, encode_waiting
+from dmq.store.schema.messages.record import EntryKind, encode_body, encode_waiting
 from dmq.store.store import Store, StoreOptions
 from dmq.store.writer.operations import Emit, Put, Schedule
 from dmq.trail.events import gap_event

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import pack_timeline_key, timeline_mark
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.record import (
     HALF_KINDS,
     WAITING_HEADER_BYTES,
     EntryKind,

@@ -28,7 +28,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
-from dmq.store.schema.record import (
+from dmq.store.schema.messages.record import (
     DELAYED_KINDS,
     QUEUED_HEADER_BYTES,
     WAITING_HEADER_BYTES,

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import META_OWN_KEY, OWN_KEY_SCOPE, meta_id
-from dmq.store.schema.record import DELAYED_KINDS, WAITING_HEADER_BYTES, OwnKey, decode_waiting, split_own_key
+from dmq.store.schema.messages.record import DELAYED_KINDS, WAITING_HEADER_BYTES, OwnKey, decode_waiting, split_own_key
 
 VERSION = 1
 _HOLDER = struct.Struct(">BQQI")
