@@ -161,7 +161,7 @@ $(STAMPS)/fuzz: locks/fuzz.txt $(STAMPS)/dev
 	@touch $@
 
 # Of other sources than these it would not be used: see dmq/runtime/compiled.py.
-$(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dmq/http2/*.py) $(STAMPS)/dev
+$(STAMPS)/compiled: tools/compile_http2.py dmq/runtime/compiled.py $(wildcard dmq/http2/*.py dmq/http2/*/*.py) $(STAMPS)/dev
 	@$(PY) tools/compile_http2.py
 	@touch $@
 

@@ -23,7 +23,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the build of a wheel does not have the tree there
 
-from dmq.runtime.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_made_of  # noqa: E402 - as said above
+from dmq.runtime.compiled import DIGEST, SUFFIX, digest_of, folder_of, is_made_of, modules_of  # noqa: E402 - as above
 
 PACKAGE = ROOT / "dmq" / "http2"
 LIBRARY = "dmq.http2.all"  # the name of what the modules share, but for a suffix
@@ -76,7 +76,7 @@ def _build(work: str) -> None:
     from setuptools import Distribution
     from setuptools.command.build_ext import build_ext
 
-    modules = [str(each.relative_to(ROOT)) for each in sorted(PACKAGE.glob("*.py")) if each.name != "__init__.py"]
+    modules = [str(each.relative_to(ROOT)) for each in modules_of(PACKAGE) if each.name != "__init__.py"]
     options = ["--config-file=", "--ignore-missing-imports", "--follow-imports=silent", "--no-incremental"]
     extensions = mypycify([*options, *modules], opt_level="3", group_name=LIBRARY, target_dir=f"{work}/c")
     command = build_ext(Distribution({"name": "rock-dmq", "ext_modules": extensions}))
@@ -98,7 +98,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]  # of no us
                 f"DMQ_COMPILED=1 asks for compiled modules, and {_missing()} is missing here: "
                 "install it, or build without DMQ_COMPILED"
             )
-        for each in (*folder.glob(f"*{SUFFIX}"), folder / DIGEST):
+        for each in (*folder.rglob(f"*{SUFFIX}"), folder / DIGEST):
             build_data["force_include"][str(each)] = str(each.relative_to(ROOT))
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

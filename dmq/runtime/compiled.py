@@ -3,7 +3,8 @@
 The compiled modules of a package are in its folder ``_compiled``, in one folder for each Python version. It also holds
 a digest of all of their sources. If a source differs, Python runs the sources, so that the running code is always the
 visible code. ``DMQ_COMPILED=0`` in the environment forces this too. ``tools/compile_http2.py`` creates the folder, and
-includes it in a wheel that is built with ``DMQ_COMPILED=1``.
+includes it in a wheel that is built with ``DMQ_COMPILED=1``. A subpackage adds its part of the compiled folder to its
+``__path__`` with ``extend_path``.
 """
 
 from __future__ import annotations
@@ -42,10 +43,15 @@ def is_made_of(folder: Path, sources: Path) -> bool:
         return False
 
 
+def modules_of(sources: Path) -> list[Path]:
+    """Return the source files of a package and of its subpackages, without those for tests."""
+    return sorted(each for each in sources.rglob("*.py") if each.parent.name != "testing")
+
+
 def digest_of(sources: Path) -> str:
-    """Return a digest of the sources of a package, without those of subpackages."""
+    """Return a digest of the sources of a package."""
     found = hashlib.sha256()
-    for source in sorted(sources.glob("*.py")):
-        found.update(f"{source.name} {source.stat().st_size}\n".encode())
+    for source in modules_of(sources):
+        found.update(f"{source.relative_to(sources).as_posix()} {source.stat().st_size}\n".encode())
         found.update(source.read_bytes())
     return found.hexdigest()

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "dmq" / "http2"
 OTHERS = re.compile(r"grpcio|h2spec|node")  # clients that take long
-TESTS = sorted(each for each in (ROOT / "tests/dmq/http2").glob("test_*.py") if not OTHERS.search(each.stem))
+TESTS = sorted(each for each in (ROOT / "tests/dmq/http2").rglob("test_*.py") if not OTHERS.search(each.stem))
 is_there = pytest.mark.skipif(not is_made_of(folder_of(PACKAGE), PACKAGE), reason="not compiled here: make env")
 
 
@@ -44,7 +44,7 @@ def test_compiled_modules_come_first(package: Path, monkeypatch: pytest.MonkeyPa
     assert compiled_first([str(package)]) == [str(package)]
 
 
-@pytest.mark.parametrize("change", ["edited", "added", "removed", "half made", "of another Python"])
+@pytest.mark.parametrize("change", ["edited", "added", "added below", "removed", "half made", "of another Python"])
 def test_a_build_of_other_sources_is_not_used(package: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
     """Danger: an edit that does nothing, or a wheel's modules beside sources of another version."""
     monkeypatch.delenv("DMQ_COMPILED", raising=False)
@@ -53,6 +53,9 @@ def test_a_build_of_other_sources_is_not_used(package: Path, monkeypatch: pytest
             (package / "one.py").write_text("ONE = 2\n", encoding="utf-8")
         case "added":
             (package / "two.py").touch()
+        case "added below":
+            (package / "below").mkdir()
+            (package / "below" / "two.py").touch()
         case "removed":
             (package / "one.py").unlink()
         case "half made":
@@ -122,9 +125,12 @@ def test_the_other_form_passes_the_same_tests() -> None:
 
 @is_there
 def test_a_process_reports_its_form() -> None:
-    """And its modules are those."""
-    show = "import dmq.http2, dmq.http2.hpack as it; print(dmq.http2.is_compiled, it.__file__.endswith('.py'))"
-    for variable, said in {"0": "False True", "1": "True False"}.items():
+    """Each of its modules is in that form, in all subpackages."""
+    show = (
+        "import sys, dmq.http2; print(dmq.http2.is_compiled, *{str(each.__file__).rpartition('.')[2]"
+        " for name, each in sys.modules.items() if name.startswith('dmq.http2.') and not hasattr(each, '__path__')})"
+    )
+    for variable, said in {"0": "False py", "1": "True so"}.items():
         environment = {**os.environ, "DMQ_COMPILED": variable}
         command = [sys.executable, "-c", show]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
