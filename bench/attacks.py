@@ -23,7 +23,7 @@ from typing import Final
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.testing.peer import grpc_message, integer, text
 
 SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"

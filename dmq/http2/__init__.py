@@ -21,8 +21,8 @@ is_compiled: Final = __path__ != _sources
 
 from dmq.http2.admission import Admission, Admit
 from dmq.http2.bounds import LOOPBACK, SHARES, Account, Accounts, Allowance, address_of
+from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.headers import RequestHeaders
 from dmq.http2.limits import Limits, Rate
 from dmq.http2.listener import SocketListener, open_sockets
 from dmq.http2.messages import SMALL_BYTES

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dmq.http2.headers import RequestHeaders
+from dmq.http2.codec.headers import RequestHeaders
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

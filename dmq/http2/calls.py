@@ -16,9 +16,9 @@ import structlog
 from broker_adapter.contracts.deferred import Deferred
 from dmq.http2.admission import Admit
 from dmq.http2.bounds import Account
+from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.connection import Connection
 from dmq.http2.errors import CallEnded, Code, Status
-from dmq.http2.headers import RequestHeaders
 from dmq.http2.messages import check_growing, check_held, next_message, only_message
 from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
 from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream

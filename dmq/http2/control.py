@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmq.http2 import frames
 from dmq.http2.bounds import Allowance
+from dmq.http2.codec import frames
 from dmq.http2.errors import Code, ConnectionFault, StreamFault
 from dmq.http2.limits import Limits
 from dmq.http2.outbound import Outbound

@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Final
 
+from dmq.http2.codec.headers import RequestHeaders
+from dmq.http2.codec.hpack import literal, value_of, value_of_once, wires_of
+from dmq.http2.codec.status import ACCEPTED, timeout_s
 from dmq.http2.errors import CallEnded, HpackFault, Http2Error, Status
-from dmq.http2.headers import RequestHeaders
-from dmq.http2.hpack import literal, value_of, value_of_once, wires_of
-from dmq.http2.status import ACCEPTED, timeout_s
 from dmq.http2.stream import Stream
 
 _CONTENT_TYPE: Final = "application/grpc"

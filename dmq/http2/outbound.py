@@ -10,12 +10,12 @@ from collections import OrderedDict
 from struct import Struct
 from typing import Final
 
-from dmq.http2 import frames
 from dmq.http2.bounds import Account, Allowance, Share
+from dmq.http2.codec import frames
+from dmq.http2.codec.frames import HEAD_BYTES, WINDOW_MAX
+from dmq.http2.codec.status import OK_TRAILERS, RESPONSE_BLOCK, trailers
 from dmq.http2.errors import Code, ConnectionFault, Status, StreamFault
-from dmq.http2.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.methods import Bidirectional
-from dmq.http2.status import OK_TRAILERS, RESPONSE_BLOCK, trailers
 from dmq.http2.stream import DRAINED, Stream
 
 PREFIX_BYTES: Final = 5

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final
 
 from dmq.http2.bounds import Account
-from dmq.http2.headers import HeaderShape, RequestHeaders
+from dmq.http2.codec.headers import HeaderShape, RequestHeaders
 
 if TYPE_CHECKING:
     from dmq.http2.methods import Bidirectional, NotGrpc, Streaming, Unary

@@ -224,7 +224,7 @@ def test_a_compiled_wheel_serves_compiled(tmp_path: Path) -> None:
     installed = built(tmp_path, f"{python}-{python}-linux_*", DMQ_COMPILED="1")
     with environment(installed, tmp_path / "extras", "daemon") as env:
         env.pop("DMQ_COMPILED", None)
-        shown = run(env, tmp_path, "-c", "import dmq.http2, dmq.http2.hpack as it; print(it.__file__)")
+        shown = run(env, tmp_path, "-c", "import dmq.http2, dmq.http2.codec.hpack as it; print(it.__file__)")
         assert Path(shown.stdout.strip()).suffix == ".so", shown.stderr
         with serving(env, tmp_path, "--trail", "off") as address:
             done = run(env, tmp_path, "-m", "dmq", "--address", address, "status")

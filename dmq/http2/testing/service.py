@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from broker_adapter.contracts.deferred import Deferred
+from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.headers import RequestHeaders
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.limits import Limits
 from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Http2Server

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.errors import Code, Status
 from dmq.http2.limits import Limits, Rate
 from dmq.http2.methods import Bidirectional, Sent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.errors import Code, Status
 from dmq.http2.limits import Limits
 from dmq.http2.stream import DRAINED

@@ -15,7 +15,8 @@ import pytest
 import uvloop
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq.http2 import Limits, PlainServedTo, frames, make_context
+from dmq.http2 import Limits, PlainServedTo, make_context
+from dmq.http2.codec import frames
 from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import grpc_message
 from dmq.http2.testing.wire import GREETING, Rig

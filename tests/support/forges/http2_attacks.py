@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.errors import Code
 from dmq.http2.testing.peer import REQUEST, Encoder, integer
 

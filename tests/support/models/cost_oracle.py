@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import psutil
 
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 
 CORPUS = Path(__file__).resolve().parents[2] / "corpus"
 # Fixed parts: a connection, the first use of something, what the store and the interpreter do by themselves.

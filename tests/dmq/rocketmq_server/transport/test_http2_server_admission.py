@@ -21,7 +21,7 @@ from support.rigs.acl import KEYS, OPERATOR, SHOP, write_acl
 from support.rigs.daemon import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.testing.peer import Encoder, grpc_message
 
 pytestmark = pytest.mark.integration

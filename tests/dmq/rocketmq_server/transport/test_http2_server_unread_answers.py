@@ -18,7 +18,7 @@ from support.rigs.daemon import Daemon
 from bench.attacks import SERVICE, data_frames, head_of, literal
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.http2 import frames
+from dmq.http2.codec import frames
 from dmq.http2.testing.peer import grpc_message
 
 pytestmark = pytest.mark.fault

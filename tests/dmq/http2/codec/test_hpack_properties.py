@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmq.http2 import huffman
+from dmq.http2.codec import huffman
+from dmq.http2.codec.hpack import NAME_BYTES_MAX, TABLE_BYTES, Decoder, value_of
 from dmq.http2.errors import Code, ConnectionFault, HpackFault
-from dmq.http2.hpack import NAME_BYTES_MAX, TABLE_BYTES, Decoder, value_of
 from dmq.http2.testing.peer import Encoder
 
 pytestmark = pytest.mark.property

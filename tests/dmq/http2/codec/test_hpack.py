@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.http2 import huffman
+from dmq.http2.codec import huffman
+from dmq.http2.codec.hpack import TABLE_BYTES, Decoder, literal, value_of
 from dmq.http2.errors import Code, ConnectionFault, HpackFault
-from dmq.http2.hpack import TABLE_BYTES, Decoder, literal, value_of
 from dmq.http2.testing.peer import Encoder, integer, text
 
 BIG = 64 * 1024

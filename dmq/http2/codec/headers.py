@@ -7,8 +7,8 @@ import string
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dmq.http2.codec.hpack import value_of
 from dmq.http2.errors import HpackFault
-from dmq.http2.hpack import value_of
 
 if TYPE_CHECKING:
     from dmq.http2.admission import Admission

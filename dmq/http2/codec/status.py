@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from dmq.http2.codec.hpack import literal
 from dmq.http2.errors import Status
-from dmq.http2.hpack import literal
 
 # ":status: 200" is entry 8 of the static table, "content-type" is the name of entry 31.
 RESPONSE_BLOCK: Final = b"\x88\x0f\x10\x10application/grpc"

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
+from dmq.http2.codec.huffman import decode as huffman_decode
+from dmq.http2.codec.huffman import encode as huffman_encode
 from dmq.http2.errors import Code, ConnectionFault, HpackFault
-from dmq.http2.huffman import decode as huffman_decode
-from dmq.http2.huffman import encode as huffman_encode
 
 TABLE_BYTES: Final = 4096  # the default; with 0, clients' blocks are six times as long
 _ENTRY_BYTES: Final = 32  # overhead of an entry in the table size
