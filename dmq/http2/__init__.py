@@ -19,11 +19,11 @@ _sources = list(__path__)
 __path__ = compiled_first(_sources)  # before any module of the package is imported
 is_compiled: Final = __path__ != _sources
 
-from dmq.http2.admission import Admission, Admit
-from dmq.http2.bounds import LOOPBACK, SHARES, Account, Accounts, Allowance, address_of
+from dmq.http2.admission.admission import Admission, Admit
+from dmq.http2.admission.bounds import LOOPBACK, SHARES, Account, Accounts, Allowance, address_of
+from dmq.http2.admission.limits import Limits, Rate
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.limits import Limits, Rate
 from dmq.http2.listener import SocketListener, open_sockets
 from dmq.http2.messages import SMALL_BYTES
 from dmq.http2.methods import Bidirectional, Method, Streaming, Unary

@@ -14,8 +14,8 @@ from typing import Any, Final, TypeVar
 import structlog
 
 from broker_adapter.contracts.deferred import Deferred
-from dmq.http2.admission import Admit
-from dmq.http2.bounds import Account
+from dmq.http2.admission.admission import Admit
+from dmq.http2.admission.bounds import Account
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.connection import Connection
 from dmq.http2.errors import CallEnded, Code, Status

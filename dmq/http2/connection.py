@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmq.http2.bounds import Account, Allowance, Share, Shares
+from dmq.http2.admission.bounds import Account, Allowance, Share, Shares
+from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
 from dmq.http2.codec.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.codec.headers import HeaderShape, RequestHeaders, regular_fault, shape_of
 from dmq.http2.codec.hpack import NAME_BYTES_MAX, Decoder, list_size, value_of, wires_of
 from dmq.http2.control import PRIORITY_BYTES, Control, check_priority, number_of, without_padding
 from dmq.http2.errors import Code, ConnectionFault, HpackFault, StreamFault
-from dmq.http2.limits import Limits
 from dmq.http2.outbound import Outbound
 from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED, Stream
 

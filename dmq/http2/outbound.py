@@ -10,7 +10,7 @@ from collections import OrderedDict
 from struct import Struct
 from typing import Final
 
-from dmq.http2.bounds import Account, Allowance, Share
+from dmq.http2.admission.bounds import Account, Allowance, Share
 from dmq.http2.codec import frames
 from dmq.http2.codec.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.codec.status import OK_TRAILERS, RESPONSE_BLOCK, trailers

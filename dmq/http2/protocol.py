@@ -10,17 +10,17 @@ from typing import Final, Literal, Protocol
 
 import structlog
 
-from dmq.http2.admission import Admission, Admit
-from dmq.http2.backpressure import Backpressure
-from dmq.http2.bounds import LOOPBACK, Account, Accounts, Shares, address_of
+from dmq.http2.admission.admission import Admission, Admit
+from dmq.http2.admission.backpressure import Backpressure
+from dmq.http2.admission.bounds import LOOPBACK, Account, Accounts, Shares, address_of
+from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionUse
+from dmq.http2.admission.limits import Limits
+from dmq.http2.admission.slices import InputSlices
 from dmq.http2.calls import Calls
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.connection import Connection
-from dmq.http2.connection_admission import AdmissionPlace, ConnectionUse
 from dmq.http2.errors import CallEnded, Code, ConnectionFault, Status
-from dmq.http2.limits import Limits
 from dmq.http2.methods import Methods
-from dmq.http2.slices import InputSlices
 from dmq.http2.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
 
 PlainServedTo = Literal["all", "loopback", "none"]

@@ -13,15 +13,15 @@ from typing import Final
 
 import structlog
 
-from dmq.http2.admission import Admit, admit_all
-from dmq.http2.backpressure import Backpressure
-from dmq.http2.bounds import Accounts, ShareOf, Shares, address_of
-from dmq.http2.connection_admission import AdmissionPlace, ConnectionAdmission
-from dmq.http2.limits import Limits
+from dmq.http2.admission.admission import Admit, admit_all
+from dmq.http2.admission.backpressure import Backpressure
+from dmq.http2.admission.bounds import Accounts, ShareOf, Shares, address_of
+from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionAdmission
+from dmq.http2.admission.limits import Limits
+from dmq.http2.admission.slices import InputSlices
 from dmq.http2.listener import SocketListener
 from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
-from dmq.http2.slices import InputSlices
 from dmq.http2.tls import CertificateFault, no_certificate_fault
 
 _CHECK_S_MAX: Final = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from dmq.http2.bounds import Account
+from dmq.http2.admission.bounds import Account
 from dmq.http2.codec.headers import HeaderShape, RequestHeaders
 
 if TYPE_CHECKING:

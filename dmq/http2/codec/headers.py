@@ -11,8 +11,8 @@ from dmq.http2.codec.hpack import value_of
 from dmq.http2.errors import HpackFault
 
 if TYPE_CHECKING:
-    from dmq.http2.admission import Admission
-    from dmq.http2.bounds import Account
+    from dmq.http2.admission.admission import Admission
+    from dmq.http2.admission.bounds import Account
 
 _NAME_CHARS: Final = frozenset("!#$%&'*+-.^_`|~" + string.digits + string.ascii_lowercase)
 # Connection-specific headers, which HTTP/2 forbids.

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from dmq.http2.bounds import Account, Share
+from dmq.http2.admission.bounds import Account, Share
+from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
 from dmq.http2.codec.hpack import STATIC, TABLE_BYTES, Decoder, value_of
 from dmq.http2.codec.huffman import encode as huffman_encode
 from dmq.http2.connection import Connection
-from dmq.http2.limits import Limits
 from dmq.http2.stream import Stream
 
 Fields = Sequence[tuple[str, str]]

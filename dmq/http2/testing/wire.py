@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
+from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
-from dmq.http2.limits import Limits
 from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Http2Server
 from dmq.http2.testing.peer import REQUEST, Encoder, Fields, ReceivedFrame, grpc_message

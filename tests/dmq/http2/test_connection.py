@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 import pytest
 
+from dmq.http2.admission.limits import Limits, Rate
 from dmq.http2.codec import frames
 from dmq.http2.errors import Code, Status
-from dmq.http2.limits import Limits, Rate
 from dmq.http2.methods import Bidirectional, Sent
 from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED
 from dmq.http2.testing.peer import REQUEST, Peer, ReceivedFrame, grpc_message, split

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 from support.forges import http2_attacks as attacks
 
-from dmq.http2.bounds import Shares
+from dmq.http2.admission.bounds import Shares
+from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionAdmission, ConnectionUse
+from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.codec.hpack import NAME_BYTES_MAX, value_of
-from dmq.http2.connection_admission import AdmissionPlace, ConnectionAdmission, ConnectionUse
 from dmq.http2.errors import Code, HpackFault
-from dmq.http2.limits import Limits
 from dmq.http2.stream import Stream
 from dmq.http2.testing.peer import REQUEST, Encoder, Peer, grpc_message, integer
 

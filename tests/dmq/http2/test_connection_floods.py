@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from dmq.http2.bounds import Allowance
+from dmq.http2.admission.bounds import Allowance
+from dmq.http2.admission.limits import Limits, Rate
 from dmq.http2.codec import frames
 from dmq.http2.errors import Code, ConnectionFault
-from dmq.http2.limits import Limits, Rate
 from dmq.http2.testing.peer import Peer, grpc_message
 
 FLOODED = Limits(

@@ -17,9 +17,9 @@ from support.rigs.forms import needs_python
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status
-from dmq.http2.backpressure import MUCH
+from dmq.http2.admission.backpressure import MUCH
+from dmq.http2.admission.connection_admission import AdmissionPlace
 from dmq.http2.codec import frames
-from dmq.http2.connection_admission import AdmissionPlace
 from dmq.http2.errors import Code
 from dmq.http2.protocol import ClientProtocol
 from dmq.http2.testing.peer import Encoder, ReceivedFrame, grpc_message

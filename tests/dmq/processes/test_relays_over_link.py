@@ -15,7 +15,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.acl.gate import Entrance, RpcPolicy
 from dmq.acl.quotas import Quotas
 from dmq.http2 import Admission, Bidirectional, CallEnded, Method, RequestHeaders, Status, Unary
-from dmq.http2.bounds import Accounts
+from dmq.http2.admission.bounds import Accounts
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
 from dmq.processes.host import Host

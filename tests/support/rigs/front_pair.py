@@ -12,7 +12,7 @@ from support.rigs.brokers import EmbeddedRig, until
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.acl.quotas import Quotas
-from dmq.http2.bounds import Accounts
+from dmq.http2.admission.bounds import Accounts
 from dmq.processes import frames
 from dmq.processes.host import Host
 from dmq.processes.link import Link

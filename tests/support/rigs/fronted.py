@@ -11,7 +11,7 @@ from typing import Any
 from broker_adapter.runtime.clock import SystemClock
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.fronts import front_settings
-from dmq.http2.bounds import Accounts
+from dmq.http2.admission.bounds import Accounts
 from dmq.http2.listener import SocketListener
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock

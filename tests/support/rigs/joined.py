@@ -13,7 +13,7 @@ from broker_adapter.contracts.message import Delivery, Envelope, SendReceipt
 from broker_adapter.runtime.clock import Clock
 from dmq.acl.gate import Entrance
 from dmq.http2 import Bidirectional, Method, Streaming
-from dmq.http2.bounds import Accounts
+from dmq.http2.admission.bounds import Accounts
 from dmq.metrics.counting import CallCounts
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock

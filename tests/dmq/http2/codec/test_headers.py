@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.http2.bounds import Account
+from dmq.http2.admission.bounds import Account
 from dmq.http2.codec.headers import RequestHeaders, shape_of
 from dmq.http2.codec.status import percent_encoded, timeout_s
 from dmq.http2.errors import CallEnded, Status

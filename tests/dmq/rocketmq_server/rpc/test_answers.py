@@ -6,7 +6,7 @@ import pytest
 
 from broker_adapter.contracts.adapter import PulledMessage
 from broker_adapter.contracts.errors import Overloaded
-from dmq.http2.bounds import Accounts
+from dmq.http2.admission.bounds import Accounts
 from dmq.rocketmq_server.rpc.answers import PIECE_BYTES, check_room
 
 MIB = 1024 * 1024

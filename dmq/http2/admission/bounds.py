@@ -13,8 +13,8 @@ import ipaddress
 from collections.abc import Callable
 from typing import Final
 
+from dmq.http2.admission.limits import Rate
 from dmq.http2.errors import Code, ConnectionFault
-from dmq.http2.limits import Rate
 
 SHARES: Final = 4  # an address or a key holds at most 1/SHARES, unless it has its own limit
 LOOPBACK: Final = "loopback"

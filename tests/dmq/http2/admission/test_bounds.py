@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dmq.http2.bounds import LOOPBACK, Account, Accounts, address_of
+from dmq.http2.admission.bounds import LOOPBACK, Account, Accounts, address_of
 
 KIB = 1024
 

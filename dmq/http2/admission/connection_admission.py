@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Final, Generic, Protocol, TypeVar
 
-from dmq.http2.limits import Limits
+from dmq.http2.admission.limits import Limits
 
 _LOOKED_AT: Final = 512  # clients per search: a search of thousands would block the loop
 _VICTIMS_KEPT: Final = 64  # one search serves this many new connections

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dmq.http2.backpressure import MUCH, Backpressure
+from dmq.http2.admission.backpressure import MUCH, Backpressure
 
 
 class Client:
