@@ -23,10 +23,10 @@ from dmq.http2.admission.admission import Admission, Admit
 from dmq.http2.admission.bounds import LOOPBACK, SHARES, Account, Accounts, Allowance, address_of
 from dmq.http2.admission.limits import Limits, Rate
 from dmq.http2.codec.headers import RequestHeaders
+from dmq.http2.connection.messages import SMALL_BYTES
+from dmq.http2.connection.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.errors import CallEnded, Status
 from dmq.http2.listener import SocketListener, open_sockets
-from dmq.http2.messages import SMALL_BYTES
-from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.protocol import PlainServedTo
 from dmq.http2.server import Http2Server, ServerFigures
 from dmq.http2.tls import CertificateFault, make_context, no_certificate_fault

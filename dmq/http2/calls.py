@@ -17,11 +17,11 @@ from broker_adapter.contracts.deferred import Deferred
 from dmq.http2.admission.admission import Admit
 from dmq.http2.admission.bounds import Account
 from dmq.http2.codec.headers import RequestHeaders
-from dmq.http2.connection import Connection
+from dmq.http2.connection.connection import Connection
+from dmq.http2.connection.messages import check_growing, check_held, next_message, only_message
+from dmq.http2.connection.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
+from dmq.http2.connection.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 from dmq.http2.errors import CallEnded, Code, Status
-from dmq.http2.messages import check_growing, check_held, next_message, only_message
-from dmq.http2.methods import Bidirectional, Methods, NotGrpc, Sent, Streaming, Unary, Unserved
-from dmq.http2.stream import ARRIVED, DRAINED, ENDED, GONE, OPENED, Stream
 
 _DROPPED_MAX: Final = 64 * 1024  # received bytes of a request that its headers refuse
 _BYTES_PER_S_MIN: Final = 64 * 1024  # slower transfers count as stalled

@@ -18,9 +18,9 @@ from dmq.http2.admission.limits import Limits
 from dmq.http2.admission.slices import InputSlices
 from dmq.http2.calls import Calls
 from dmq.http2.codec.headers import RequestHeaders
-from dmq.http2.connection import Connection
+from dmq.http2.connection.connection import Connection
+from dmq.http2.connection.methods import Methods
 from dmq.http2.errors import CallEnded, Code, ConnectionFault, Status
-from dmq.http2.methods import Methods
 from dmq.http2.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
 
 PlainServedTo = Literal["all", "loopback", "none"]

@@ -19,8 +19,8 @@ from dmq.http2.admission.bounds import Accounts, ShareOf, Shares, address_of
 from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionAdmission
 from dmq.http2.admission.limits import Limits
 from dmq.http2.admission.slices import InputSlices
+from dmq.http2.connection.methods import Method, Methods
 from dmq.http2.listener import SocketListener
-from dmq.http2.methods import Method, Methods
 from dmq.http2.protocol import ClientProtocol, PlainServedTo
 from dmq.http2.tls import CertificateFault, no_certificate_fault
 

@@ -14,8 +14,8 @@ from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
 from dmq.http2.codec.hpack import STATIC, TABLE_BYTES, Decoder, value_of
 from dmq.http2.codec.huffman import encode as huffman_encode
-from dmq.http2.connection import Connection
-from dmq.http2.stream import Stream
+from dmq.http2.connection.connection import Connection
+from dmq.http2.connection.stream import Stream
 
 Fields = Sequence[tuple[str, str]]
 

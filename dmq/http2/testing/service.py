@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from broker_adapter.contracts.deferred import Deferred
 from dmq.http2.codec.headers import RequestHeaders
+from dmq.http2.connection.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.methods import Bidirectional, Method, Streaming, Unary
 
 
 class AwaitableCounter:

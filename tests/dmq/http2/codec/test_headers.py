@@ -7,9 +7,9 @@ import pytest
 from dmq.http2.admission.bounds import Account
 from dmq.http2.codec.headers import RequestHeaders, shape_of
 from dmq.http2.codec.status import percent_encoded, timeout_s
+from dmq.http2.connection.methods import Methods, NotGrpc, Unary, Unserved
+from dmq.http2.connection.stream import Stream
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.methods import Methods, NotGrpc, Unary, Unserved
-from dmq.http2.stream import Stream
 from dmq.http2.testing.peer import REQUEST, Fields, text
 
 PATH = "/test.Test/Echo"

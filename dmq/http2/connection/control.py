@@ -7,8 +7,8 @@ from typing import Final
 from dmq.http2.admission.bounds import Allowance
 from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
+from dmq.http2.connection.outbound import Outbound
 from dmq.http2.errors import Code, ConnectionFault, StreamFault
-from dmq.http2.outbound import Outbound
 
 # Payloads of our own PINGs, to distinguish their answers.
 _PROBE: Final = b"dmq-live"

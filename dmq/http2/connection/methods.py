@@ -9,8 +9,8 @@ from typing import Final
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.codec.hpack import literal, value_of, value_of_once, wires_of
 from dmq.http2.codec.status import ACCEPTED, timeout_s
+from dmq.http2.connection.stream import Stream
 from dmq.http2.errors import CallEnded, HpackFault, Http2Error, Status
-from dmq.http2.stream import Stream
 
 _CONTENT_TYPE: Final = "application/grpc"
 _POST: Final = wires_of("POST")

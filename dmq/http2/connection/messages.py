@@ -5,10 +5,10 @@ from __future__ import annotations
 import zlib
 from typing import Final
 
-from dmq.http2.connection import Connection
+from dmq.http2.connection.connection import Connection
+from dmq.http2.connection.outbound import PREFIX_BYTES
+from dmq.http2.connection.stream import Stream
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.outbound import PREFIX_BYTES
-from dmq.http2.stream import Stream
 
 _GZIP: Final = 16 + zlib.MAX_WBITS
 _NOT_COMPRESSED: Final = ("", "identity")

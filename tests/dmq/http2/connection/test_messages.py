@@ -10,9 +10,9 @@ import pytest
 from dmq.http2.admission.bounds import Account
 from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
+from dmq.http2.connection.messages import check_growing, check_held, next_message, only_message
+from dmq.http2.connection.stream import Stream
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.messages import check_growing, check_held, next_message, only_message
-from dmq.http2.stream import Stream
 from dmq.http2.testing.peer import Peer, grpc_message
 
 MIB = 2**20

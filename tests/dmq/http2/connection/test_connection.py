@@ -8,9 +8,9 @@ import pytest
 
 from dmq.http2.admission.limits import Limits, Rate
 from dmq.http2.codec import frames
+from dmq.http2.connection.methods import Bidirectional, Sent
+from dmq.http2.connection.stream import ARRIVED, ENDED, GONE, OPENED
 from dmq.http2.errors import Code, Status
-from dmq.http2.methods import Bidirectional, Sent
-from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED
 from dmq.http2.testing.peer import REQUEST, Peer, ReceivedFrame, grpc_message, split
 
 ES, EH = frames.END_STREAM, frames.END_HEADERS

@@ -13,8 +13,8 @@ from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.codec.hpack import NAME_BYTES_MAX, value_of
+from dmq.http2.connection.stream import Stream
 from dmq.http2.errors import Code, HpackFault
-from dmq.http2.stream import Stream
 from dmq.http2.testing.peer import REQUEST, Encoder, Peer, grpc_message, integer
 
 _READ_BYTES = 256 * 1024

@@ -9,7 +9,7 @@ from dmq.http2.admission.bounds import Account
 from dmq.http2.codec.headers import HeaderShape, RequestHeaders
 
 if TYPE_CHECKING:
-    from dmq.http2.methods import Bidirectional, NotGrpc, Streaming, Unary
+    from dmq.http2.connection.methods import Bidirectional, NotGrpc, Streaming, Unary
 
 # News of a stream since it was last processed.
 OPENED: Final = 1

@@ -23,10 +23,10 @@ from dmq.http2.codec import frames
 from dmq.http2.codec.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.codec.headers import HeaderShape, RequestHeaders, regular_fault, shape_of
 from dmq.http2.codec.hpack import NAME_BYTES_MAX, Decoder, list_size, value_of, wires_of
-from dmq.http2.control import PRIORITY_BYTES, Control, check_priority, number_of, without_padding
+from dmq.http2.connection.control import PRIORITY_BYTES, Control, check_priority, number_of, without_padding
+from dmq.http2.connection.outbound import Outbound
+from dmq.http2.connection.stream import ARRIVED, ENDED, GONE, OPENED, Stream
 from dmq.http2.errors import Code, ConnectionFault, HpackFault, StreamFault
-from dmq.http2.outbound import Outbound
-from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED, Stream
 
 _unpack_head = frames.HEAD.unpack_from
 _WRAPPED: Final = frames.PADDED | frames.PRIORITISED

@@ -12,10 +12,10 @@ from support.effort import EFFORT
 from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
 from dmq.http2.codec.headers import RequestHeaders
+from dmq.http2.connection.messages import check_growing, next_message, only_message
+from dmq.http2.connection.methods import Methods, NotGrpc, Unary
+from dmq.http2.connection.stream import ARRIVED, ENDED, GONE, OPENED, Stream
 from dmq.http2.errors import CallEnded, Code, Status
-from dmq.http2.messages import check_growing, next_message, only_message
-from dmq.http2.methods import Methods, NotGrpc, Unary
-from dmq.http2.stream import ARRIVED, ENDED, GONE, OPENED, Stream
 from dmq.http2.testing.peer import REQUEST, Peer, ReceivedFrame, grpc_message, split
 
 pytestmark = pytest.mark.property

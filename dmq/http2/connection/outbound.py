@@ -14,9 +14,9 @@ from dmq.http2.admission.bounds import Account, Allowance, Share
 from dmq.http2.codec import frames
 from dmq.http2.codec.frames import HEAD_BYTES, WINDOW_MAX
 from dmq.http2.codec.status import OK_TRAILERS, RESPONSE_BLOCK, trailers
+from dmq.http2.connection.methods import Bidirectional
+from dmq.http2.connection.stream import DRAINED, Stream
 from dmq.http2.errors import Code, ConnectionFault, Status, StreamFault
-from dmq.http2.methods import Bidirectional
-from dmq.http2.stream import DRAINED, Stream
 
 PREFIX_BYTES: Final = 5
 _LET_GO_MAX: Final = 4096

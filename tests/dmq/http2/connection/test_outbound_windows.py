@@ -6,8 +6,8 @@ import pytest
 
 from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
+from dmq.http2.connection.stream import DRAINED
 from dmq.http2.errors import Code, Status
-from dmq.http2.stream import DRAINED
 from dmq.http2.testing.peer import Peer, ReceivedFrame, grpc_message
 
 MIB = 2**20
