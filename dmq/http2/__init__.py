@@ -26,10 +26,10 @@ from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.connection.messages import SMALL_BYTES
 from dmq.http2.connection.methods import Bidirectional, Method, Streaming, Unary
 from dmq.http2.errors import CallEnded, Status
-from dmq.http2.listener import SocketListener, open_sockets
-from dmq.http2.protocol import PlainServedTo
-from dmq.http2.server import Http2Server, ServerFigures
-from dmq.http2.tls import CertificateFault, make_context, no_certificate_fault
+from dmq.http2.server.listener import SocketListener, open_sockets
+from dmq.http2.server.protocol import PlainServedTo
+from dmq.http2.server.server import Http2Server, ServerFigures
+from dmq.http2.server.tls import CertificateFault, make_context, no_certificate_fault
 
 __all__ = [
     "LOOPBACK",

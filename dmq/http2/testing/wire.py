@@ -10,8 +10,8 @@ from typing import Final
 
 from dmq.http2.admission.limits import Limits
 from dmq.http2.codec import frames
-from dmq.http2.protocol import PlainServedTo
-from dmq.http2.server import Http2Server
+from dmq.http2.server.protocol import PlainServedTo
+from dmq.http2.server.server import Http2Server
 from dmq.http2.testing.peer import REQUEST, Encoder, Fields, ReceivedFrame, grpc_message
 from dmq.http2.testing.service import Service
 

@@ -12,7 +12,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.fronts import front_settings
 from dmq.http2.admission.bounds import Accounts
-from dmq.http2.listener import SocketListener
+from dmq.http2.server.listener import SocketListener
 from dmq.processes import frames
 from dmq.processes.clocks import FrontClock
 from dmq.processes.front import Front

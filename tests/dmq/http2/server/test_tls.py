@@ -17,7 +17,7 @@ import uvloop
 from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import Limits, PlainServedTo, make_context
 from dmq.http2.codec import frames
-from dmq.http2.protocol import ClientProtocol
+from dmq.http2.server.protocol import ClientProtocol
 from dmq.http2.testing.peer import grpc_message
 from dmq.http2.testing.wire import GREETING, Rig
 

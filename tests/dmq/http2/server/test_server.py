@@ -21,7 +21,7 @@ from dmq.http2.admission.backpressure import MUCH
 from dmq.http2.admission.connection_admission import AdmissionPlace
 from dmq.http2.codec import frames
 from dmq.http2.errors import Code
-from dmq.http2.protocol import ClientProtocol
+from dmq.http2.server.protocol import ClientProtocol
 from dmq.http2.testing.peer import Encoder, ReceivedFrame, grpc_message
 from dmq.http2.testing.wire import GREETING, RequestEncoder, Rig, Wire, until
 

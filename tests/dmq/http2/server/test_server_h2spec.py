@@ -18,7 +18,7 @@ from dmq.http2.testing.service import Service
 
 pytestmark = pytest.mark.integration
 MODULE = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
-CACHE = Path(__file__).parents[2] / "clients" / "go" / ".cache"
+CACHE = Path(__file__).parents[3] / "clients" / "go" / ".cache"
 TESTS = 145
 # Values are decoded when somebody asks for them; in these two cases nobody does.
 EXPECTED_FAILURES = {

@@ -18,7 +18,7 @@ from dmq.http2 import Http2Server
 from dmq.http2.testing.service import Service
 
 pytestmark = pytest.mark.integration
-NODE = Path(__file__).parents[2] / "clients" / "node"
+NODE = Path(__file__).parents[3] / "clients" / "node"
 
 PROGRAM = """
 import grpc from '@grpc/grpc-js';

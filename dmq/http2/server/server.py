@@ -20,9 +20,9 @@ from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionA
 from dmq.http2.admission.limits import Limits
 from dmq.http2.admission.slices import InputSlices
 from dmq.http2.connection.methods import Method, Methods
-from dmq.http2.listener import SocketListener
-from dmq.http2.protocol import ClientProtocol, PlainServedTo
-from dmq.http2.tls import CertificateFault, no_certificate_fault
+from dmq.http2.server.listener import SocketListener
+from dmq.http2.server.protocol import ClientProtocol, PlainServedTo
+from dmq.http2.server.tls import CertificateFault, no_certificate_fault
 
 _CHECK_S_MAX: Final = 1.0
 _NAP_S_MAX: Final = 3600.0

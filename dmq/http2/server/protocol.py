@@ -16,12 +16,12 @@ from dmq.http2.admission.bounds import LOOPBACK, Account, Accounts, Shares, addr
 from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionUse
 from dmq.http2.admission.limits import Limits
 from dmq.http2.admission.slices import InputSlices
-from dmq.http2.calls import Calls
 from dmq.http2.codec.headers import RequestHeaders
 from dmq.http2.connection.connection import Connection
 from dmq.http2.connection.methods import Methods
 from dmq.http2.errors import CallEnded, Code, ConnectionFault, Status
-from dmq.http2.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
+from dmq.http2.server.calls import Calls
+from dmq.http2.server.tls import HANDSHAKE, CertificateFault, TlsFault, TlsPipe
 
 PlainServedTo = Literal["all", "loopback", "none"]
 
