@@ -1,8 +1,8 @@
 """HTML report: one self-contained file, generated from ``report.json`` and the findings.
 
-``html.write_html`` is the entry point. Every section has a module, which computes its content, and a template in
-``templates``, which renders it. ``windows`` merges windows for drawing and ``chart`` draws. ``table`` and ``look``
-hold tables and legends; ``text`` formats numbers and times.
+``html.write_html`` is the entry point. Each section has a module in ``sections``, which computes its content, and a
+template in ``templates``, which renders it. ``windows`` merges windows for drawing and ``chart`` draws. ``table`` and
+``look`` hold tables and legends; ``text`` formats numbers and times.
 """
 
 from __future__ import annotations

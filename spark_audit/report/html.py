@@ -14,14 +14,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from spark_audit.report import text
-from spark_audit.report.findings import listed
-from spark_audit.report.health import health
-from spark_audit.report.heatmap import heat_map
-from spark_audit.report.lateness import lateness
-from spark_audit.report.ledgers import ledgers
-from spark_audit.report.retries import dead_letters, errors, ladder
-from spark_audit.report.throughput import throughput
-from spark_audit.report.verdict import band
+from spark_audit.report.sections.findings import listed
+from spark_audit.report.sections.health import health
+from spark_audit.report.sections.heatmap import heat_map
+from spark_audit.report.sections.lateness import lateness
+from spark_audit.report.sections.ledgers import ledgers
+from spark_audit.report.sections.retries import dead_letters, errors, ladder
+from spark_audit.report.sections.throughput import throughput
+from spark_audit.report.sections.verdict import band
 from spark_audit.report.windows import Axis, Grid, Row, whole
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_audit.report import text
-from spark_audit.report.findings import KINDS, UNKNOWN_KIND, chosen, weight
+from spark_audit.report.sections.findings import KINDS, UNKNOWN_KIND, chosen, weight
 from spark_audit.report.windows import COUNTS, Row, WindowTally, whole
 from spark_audit.schema import FORMAT
 

@@ -19,7 +19,7 @@ from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit
 from spark_audit.jobs.options import Options
 from spark_audit.jobs.outcome import AuditOutcome
-from spark_audit.report.ledgers import CLUSTER, residue
+from spark_audit.report.sections.ledgers import CLUSTER, residue
 
 pytestmark = pytest.mark.spark
 _DAY_MS = 86_400_000

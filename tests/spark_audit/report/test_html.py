@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from spark_audit.report.findings import EACH_KIND_MIN, SHOWN_MAX, chosen
 from spark_audit.report.html import page, write_html
-from spark_audit.report.ledgers import FIRED, SCHEDULED, SPOOLED, residue
+from spark_audit.report.sections.findings import EACH_KIND_MIN, SHOWN_MAX, chosen
+from spark_audit.report.sections.ledgers import FIRED, SCHEDULED, SPOOLED, residue
 from spark_audit.report.text import shortened
 
 HOSTILE = '</script><script>alert(1)</script><img src="x" onerror=alert(2)>\'"&\u202e\x00\ud800'
