@@ -60,7 +60,7 @@ def cluster_report(config: DaemonConfig, clock: Clock) -> tuple[list[str], list[
     """
     if config.broker == "embedded":
         return [], []
-    from dmq.daemon.cluster_kind import ServerKind, kind_of, misplaced  # gRPC's client is loaded for a cluster only
+    from dmq.daemon.cluster import ServerKind, kind_of, misplaced  # gRPC's client is loaded for a cluster only
 
     addresses = [str(each) for each in config.endpoints or config.namesrv]
 

@@ -32,7 +32,7 @@ _LONGEST = (
     "tests/dmq/daemon/test_replica_linearizability.py",
     "tests/spark_audit/jobs/test_audit_incremental.py",
     "tests/system/clients/test_takeover.py",
-    "tests/dmq/daemon/test_cluster.py",
+    "tests/dmq/daemon/cluster/test_cluster.py",
     "tests/system/test_clock_steps.py",
     "tests/dmq/daemon/test_replica_turmoil.py",
     "tests/dmq/http_api/test_openapi.py",

@@ -13,7 +13,7 @@ from broker_adapter.rocketmq import Proxies
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.cluster_options import grpc_options, remoting_options
+from dmq.daemon.cluster.options import grpc_options, remoting_options
 
 TIMEOUT_MS = 3_000  # of each of the two calls to an address
 

@@ -16,8 +16,8 @@ from dmq.admin import admin_v1 as wire
 from dmq.broker import EmbeddedBroker
 from dmq.cluster import Cluster, ClusterBroker, Forwarder, InnerTopic, RetriesHere
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.cluster_kind import KindWatch
-from dmq.daemon.cluster_options import grpc_options, remoting_options
+from dmq.daemon.cluster.kind import KindWatch
+from dmq.daemon.cluster.options import grpc_options, remoting_options
 from dmq.metrics.registry import Metrics
 
 log = structlog.get_logger("dmq.daemon")
