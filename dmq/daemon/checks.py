@@ -21,11 +21,10 @@ from dmq.acl.file import read as read_keys
 from dmq.admin.operations.periodic_backups import rule_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.files import certificates_of
 from dmq.daemon.opening import require_trail
 from dmq.daemon.replica import require_replica
+from dmq.daemon.server import certificates_of, require_web
 from dmq.daemon.tracing import require_tracing
-from dmq.daemon.web import require_web
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.notifications import check_notifications, check_receivers
 from dmq.recovery import check_backup_dir

@@ -30,7 +30,7 @@ from dmq.trail.export import Exporter, ExportOptions, TrailUploads
 from dmq.trail.ledger import LEDGER_KINDS
 
 if TYPE_CHECKING:
-    from dmq.daemon.transport import Transport
+    from dmq.daemon.server import Transport
 
 FULL_BYTES = 2**20  # free space reserved for RocksDB: with less, writes wait
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from broker_adapter.runtime.clock import Clock
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address, parse_address
-from dmq.daemon.files import certificate_files
+from dmq.daemon.server import certificate_files
 from dmq.errors import DmqError
 from dmq.rocketmq_server.transport.tls import Certificates
 

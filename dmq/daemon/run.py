@@ -25,14 +25,11 @@ from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon import gauges, tracing
 from dmq.daemon.broker import broker_of
-from dmq.daemon.descriptors import Descriptors, raise_limit, share
-from dmq.daemon.files import WatchedFiles
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_notifications, start_periodic
+from dmq.daemon.server import ServerOptions, WatchedFiles, descriptors_of, require_web, start_web, transport_of
 from dmq.daemon.standby import StandbyPort, start_metrics
-from dmq.daemon.transport import ServerOptions, transport_of
-from dmq.daemon.web import require_web, start_web
 from dmq.errors import DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics
@@ -89,7 +86,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
     ending = _Ending()
     require_web(config)
     tracing.require_tracing(config)
-    descriptors = _descriptors(config)
+    descriptors = descriptors_of(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
         fail = ending.storage_failed
         standby = StandbyPort(config, clock, descriptors.connections)
@@ -259,12 +256,6 @@ def _audits(config: DaemonConfig, store: Store, snapshots: Snapshots | None, sta
     audits = AuditRuns(config.audit_reports_path, config.trail_path, snapshots, store.clock, is_disk_low)
     stack.push_async_callback(audits.close)
     return audits
-
-
-def _descriptors(config: DaemonConfig) -> Descriptors:
-    parts = share(raise_limit(), config.connections_max)
-    log.info("descriptor_limits", limit=parts.limit, tables_max=parts.tables, connections_max=parts.connections)
-    return parts
 
 
 def _on_signal(number: signal.Signals, end: object) -> None:

@@ -21,10 +21,8 @@ from dmq.admin.api.service import refusal_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon import gauges
-from dmq.daemon.files import WatchedFiles
-from dmq.daemon.fronts import plain_served_to
 from dmq.daemon.replica import Replica
-from dmq.daemon.transport import limits_of
+from dmq.daemon.server import WatchedFiles, limits_of, plain_served_to
 from dmq.errors import AddressInUse
 from dmq.http2 import (
     Bidirectional,

@@ -18,8 +18,8 @@ from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.acl.quotas import ADDRESS, KEY, RESERVE_PART, Holder, Quota, QuotaBounds, Quotas
 from dmq.broker.deliveries.dispatch import RECEIVE_BYTES_MAX
 from dmq.config.settings import PROCESS_HELD_BYTES_MIN, PROCESSES_MAX, ConfigError, DaemonConfig, fronts_max, load
-from dmq.daemon import fronts as daemon_fronts
-from dmq.daemon.fronts import front_settings, fronts_of
+from dmq.daemon.server import fronts as daemon_fronts
+from dmq.daemon.server.fronts import front_settings, fronts_of
 from dmq.http2 import LOOPBACK, Limits
 from dmq.processes import passing
 from dmq.processes.front import http2_limits

@@ -10,7 +10,7 @@ from typing import Any
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.fronts import front_settings
+from dmq.daemon.server.fronts import front_settings
 from dmq.http2.admission.bounds import Accounts
 from dmq.http2.server.listener import SocketListener
 from dmq.processes import frames

@@ -28,8 +28,7 @@ from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.files import WatchedFiles
-from dmq.daemon.transport import ServerOptions, Transport, transport_of
+from dmq.daemon.server import ServerOptions, Transport, WatchedFiles, transport_of
 from dmq.metrics.registry import Metrics
 
 NOW = 1_700_000_000_000  # 2023-11-14T22:13:20Z

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dmq.daemon import fronts
-from dmq.daemon.fronts import FRONTS_MAX, fronts_of
-from dmq.daemon.processors import processors
+from dmq.daemon.server import fronts
+from dmq.daemon.server.fronts import FRONTS_MAX, fronts_of, processors
 
 _OF_SERVICE = "0::/system.slice/dmq.service\n"
 _V1 = "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/system.slice/docker.service\n"

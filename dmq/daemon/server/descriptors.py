@@ -6,12 +6,18 @@ import resource
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
+from dmq.config.settings import DaemonConfig
+
 # Logs, trail, snapshots, the metrics port, the event loop; and RocksDB files other than tables.
 _OTHERS: Final = 128
 _TABLES_MAX: Final = 512
 _TABLES_MIN: Final = 64
 _CONNECTIONS_MAX: Final = 4096
 _CONNECTIONS_MIN: Final = 16
+
+log = structlog.get_logger("dmq.daemon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,13 @@ class Descriptors:
     connections: int
 
 
+def descriptors_of(config: DaemonConfig) -> Descriptors:
+    """Raise the limit of this process as far as allowed, log it, and divide it."""
+    parts = share(_raise_limit(), config.connections_max)
+    log.info("descriptor_limits", limit=parts.limit, tables_max=parts.tables, connections_max=parts.connections)
+    return parts
+
+
 def share(limit: int, connections: int | None) -> Descriptors:
     """Divide ``limit`` descriptors. ``connections`` is the requested number, reduced to the available one."""
     tables = min(_TABLES_MAX, max(_TABLES_MIN, limit // 4))
@@ -30,7 +43,7 @@ def share(limit: int, connections: int | None) -> Descriptors:
     return Descriptors(limit, tables, min(room, _CONNECTIONS_MAX if connections is None else connections))
 
 
-def raise_limit() -> int:
+def _raise_limit() -> int:
     """Raise the soft limit of this process to the hard one, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:

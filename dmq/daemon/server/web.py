@@ -17,7 +17,7 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import ExtraMissing, require
 from dmq.config.settings import CONSOLE_DEFAULT, DaemonConfig
 from dmq.config.units import Address, is_loopback
-from dmq.daemon.files import certificate_files
+from dmq.daemon.server.files import certificate_files
 from dmq.errors import AddressInUse
 from dmq.http2 import open_sockets
 from dmq.processes.child import Child

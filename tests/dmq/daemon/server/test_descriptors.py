@@ -15,7 +15,7 @@ from support.rigs.daemon import Daemon, run_command
 
 from bench.attacks import data_frames, head_of
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.daemon.descriptors import share
+from dmq.daemon.server.descriptors import share
 from dmq.http2.codec import frames
 from dmq.http2.testing.peer import grpc_message
 

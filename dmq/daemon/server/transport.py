@@ -15,8 +15,8 @@ from dmq.admin import admin_v1
 from dmq.admin.api.service import AdminService
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.clients import Clients
-from dmq.daemon.files import WatchedFiles
+from dmq.daemon.server.clients import Clients
+from dmq.daemon.server.files import WatchedFiles
 from dmq.errors import DmqError
 from dmq.metrics.registry import Metrics
 from dmq.metrics.usage import ProcessStatus
@@ -138,7 +138,7 @@ def _http2(
     options: ServerOptions,
 ) -> Transport:
     """Return the server of a port: this process, or front processes."""
-    from dmq.daemon.fronts import front_settings, fronts_of, plain_served_to
+    from dmq.daemon.server.fronts import front_settings, fronts_of, plain_served_to
     from dmq.http2 import no_certificate_fault
     from dmq.processes.fronts import Fronts
     from dmq.rocketmq_server.transport.http2_server import Http2Transport

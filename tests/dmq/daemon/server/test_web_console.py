@@ -21,7 +21,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.client.client import AdminClient
 from dmq.config.settings import CONSOLE_DEFAULT, DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.web import require_web, start_web
+from dmq.daemon.server.web import require_web, start_web
 
 pytestmark = pytest.mark.integration
 
