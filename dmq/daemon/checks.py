@@ -24,7 +24,7 @@ from dmq.config.units import Address
 from dmq.daemon.opening import require_trail
 from dmq.daemon.replica import require_replica
 from dmq.daemon.server import certificates_of, require_web
-from dmq.daemon.tracing import require_tracing
+from dmq.daemon.telemetry import require_tracing
 from dmq.errors import AddressInUse, DmqError, StartRefused
 from dmq.notifications import check_notifications, check_receivers
 from dmq.recovery import check_backup_dir

@@ -23,13 +23,13 @@ from dmq.broker import EmbeddedBroker
 from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon import gauges, tracing
 from dmq.daemon.broker import broker_of
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_notifications, start_periodic
 from dmq.daemon.server import ServerOptions, WatchedFiles, descriptors_of, require_web, start_web, transport_of
-from dmq.daemon.standby import StandbyPort, start_metrics
+from dmq.daemon.standby import StandbyPort
+from dmq.daemon.telemetry import gauges, require_tracing, start_tracing
 from dmq.errors import DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled
 from dmq.metrics.registry import Metrics
@@ -85,7 +85,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
     loop = asyncio.get_running_loop()
     ending = _Ending()
     require_web(config)
-    tracing.require_tracing(config)
+    require_tracing(config)
     descriptors = descriptors_of(config)
     async with AsyncExitStack() as stack:  # closed in reverse order
         fail = ending.storage_failed
@@ -101,7 +101,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         backups, periodic = await backups_of(config, store, stack)
         verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
         metrics = _metrics(store)
-        broker = broker_of(config, store, tracing.start_tracing(config, store.cell_id, metrics, stack))
+        broker = broker_of(config, store, start_tracing(config, store.cell_id, metrics, stack))
         stack.push_async_callback(broker.close)
         await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
         await MovedTopics(broker).settle()
@@ -267,7 +267,7 @@ def _on_signal(number: signal.Signals, end: object) -> None:
 
 
 def _serve_metrics(config: DaemonConfig, metrics: Metrics, cell: RunningDaemon, stack: AsyncExitStack) -> None:
-    server = start_metrics(config, metrics, cell.is_ready, cell.remark)
+    server = gauges.start_metrics(config, metrics, cell.is_ready, cell.remark)
     if server is not None:
         stack.callback(server.stop)
         cell.metrics_listen = str(server.address)

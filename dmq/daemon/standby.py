@@ -20,10 +20,9 @@ from dmq.admin.api.access import lacking
 from dmq.admin.api.service import refusal_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon import gauges
 from dmq.daemon.replica import Replica
 from dmq.daemon.server import WatchedFiles, limits_of, plain_served_to
-from dmq.errors import AddressInUse
+from dmq.daemon.telemetry import gauges
 from dmq.http2 import (
     Bidirectional,
     CallEnded,
@@ -37,7 +36,7 @@ from dmq.http2 import (
     address_of,
     no_certificate_fault,
 )
-from dmq.metrics.registry import Metrics, MetricsServer, start_http
+from dmq.metrics.registry import Metrics, MetricsServer
 from dmq.rocketmq_server.calls.methods import METHODS
 from dmq.rocketmq_server.rpc import health
 from dmq.rocketmq_server.transport.http2_server import health_methods, said_plainly
@@ -141,7 +140,7 @@ class StandbyPort:
         metrics = Metrics(version=version_here())
         metrics.set_state("not_serving")
         gauges.follow_replica(metrics.replica, replica.status)
-        self._metrics = start_metrics(config, metrics, lambda: False, self._reason)
+        self._metrics = gauges.start_metrics(config, metrics, lambda: False, self._reason)
         where = str(self._metrics.address) if self._metrics is not None else "off"
         log.info("standby_listening", listen=self._listen, metrics=where)
 
@@ -251,20 +250,3 @@ class StandbyPort:
             durability=self._config.durability,
             replica=self._replica.status(),
         ).SerializeToString()
-
-
-def start_metrics(
-    config: DaemonConfig, metrics: Metrics, is_ready: Callable[[], bool], remark: Callable[[], str]
-) -> MetricsServer | None:
-    """Serve the metrics at the configured address; None if they are off. Raise ``AddressInUse`` and ``DmqError``."""
-    if config.metrics_listen is None:
-        return None
-    try:
-        return start_http(metrics, config.metrics_listen, is_ready, remark)
-    except AddressInUse as error:
-        if config.metrics_listen_is_explicit:
-            raise
-        # The default port is not required: a second daemon on the host must not fail because of it.
-        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, remark)
-        log.warning("metrics_port_in_use", reason=str(error), instead=str(server.address))
-        return server

@@ -9,7 +9,7 @@ from support.forges.letters import a_message
 from support.rigs.brokers import GROUP, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.contracts.topics import retry_topic
-from dmq.daemon.gauges import follow, observer
+from dmq.daemon.telemetry.gauges import follow, observer
 from dmq.metrics.counting import OTHERS, TopicCounts
 from dmq.metrics.registry import Metrics
 from dmq.metrics.topics import TopicFigures

@@ -28,7 +28,7 @@ from retry.policy import Fixed
 pytestmark = pytest.mark.integration
 
 TOPIC, GROUP = "orders", "billing"
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "how-to" / "tracing.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "how-to" / "tracing.md"
 TREE = """\
 send orders
 ├── send orders

@@ -1,19 +1,26 @@
-"""Prometheus figures of the daemon: each is read from the part that counts it, at scrape time."""
+"""Prometheus figures of the daemon, each read from the part that counts it at scrape time, and their port."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import structlog
+
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.overdue import OverdueCount
 from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker import EmbeddedBroker
 from dmq.broker.topics import Names
+from dmq.config.settings import DaemonConfig
+from dmq.config.units import Address
+from dmq.errors import AddressInUse
 from dmq.metrics.counting import OTHERS
-from dmq.metrics.registry import Metrics, ReplicaMetrics
+from dmq.metrics.registry import Metrics, MetricsServer, ReplicaMetrics, start_http
 from dmq.store import Store
 from dmq.trail.export import Exporter
+
+log = structlog.get_logger("dmq.daemon")
 
 
 def follow(
@@ -120,3 +127,20 @@ def _held_ms(store: Store) -> int:
     """Return the lag of the believed time behind the host's clock, in ms."""
     clock = store.clock.status()
     return clock.wall_ms - clock.believed_ms
+
+
+def start_metrics(
+    config: DaemonConfig, metrics: Metrics, is_ready: Callable[[], bool], remark: Callable[[], str]
+) -> MetricsServer | None:
+    """Serve the metrics at the configured address; None if they are off. Raise ``AddressInUse`` and ``DmqError``."""
+    if config.metrics_listen is None:
+        return None
+    try:
+        return start_http(metrics, config.metrics_listen, is_ready, remark)
+    except AddressInUse as error:
+        if config.metrics_listen_is_explicit:
+            raise
+        # The default port is not required: a second daemon on the host must not fail because of it.
+        server = start_http(metrics, Address(config.metrics_listen.host, 0), is_ready, remark)
+        log.warning("metrics_port_in_use", reason=str(error), instead=str(server.address))
+        return server
