@@ -27,8 +27,8 @@ from dmq.daemon.broker import broker_of
 from dmq.daemon.limits import keep_quotas, quotas_of
 from dmq.daemon.opening import open_all, watch_disk
 from dmq.daemon.periodic import backups_of, start_notifications, start_periodic
+from dmq.daemon.replica import StandbyPort
 from dmq.daemon.server import ServerOptions, WatchedFiles, descriptors_of, require_web, start_web, transport_of
-from dmq.daemon.standby import StandbyPort
 from dmq.daemon.telemetry import gauges, require_tracing, start_tracing
 from dmq.errors import DmqError, ReplicaFenced, StoreError, with_advice
 from dmq.http2 import is_compiled

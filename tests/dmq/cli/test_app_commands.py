@@ -235,7 +235,7 @@ EXAMPLES = {
 }
 # Shown where the rest of it is: commands that are or need another process, and what damage brings.
 ELSEWHERE = {
-    "replica status": "tests/dmq/daemon/test_replica_loss.py",
+    "replica status": "tests/dmq/daemon/replica/test_replica_loss.py",
     "serve": "tests/dmq/cli/service/test_serve.py",
     "http-api": "tests/dmq/http_api/test_process.py",
     "console": "tests/dmq/console/test_app.py",
@@ -265,9 +265,9 @@ CODES_ELSEWHERE = {
     ("msg send", 3): "tests/dmq/cli/messages/test_msg.py",
     ("broker queues", 3): "tests/dmq/cli/messages/test_broker.py",
     ("broker offsets", 3): "tests/dmq/cli/messages/test_broker.py",
-    ("replica check", 6): "tests/dmq/daemon/test_replica_loss.py",
-    ("replica promote", 6): "tests/dmq/daemon/test_replica_loss.py",
-    ("replica restore", 6): "tests/dmq/daemon/test_replica_loss.py",
+    ("replica check", 6): "tests/dmq/daemon/replica/test_replica_loss.py",
+    ("replica promote", 6): "tests/dmq/daemon/replica/test_replica_loss.py",
+    ("replica restore", 6): "tests/dmq/daemon/replica/test_replica_loss.py",
     ("client stack", 6): "tests/dmq/cli/objects/test_client.py",
 }
 

@@ -14,7 +14,7 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
 from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.replica_link import LinkPort, dial_standby, public_address, server_context
+from dmq.daemon.replica.link import LinkPort, dial_standby, public_address, server_context
 from dmq.errors import ReplicaFenced
 
 if TYPE_CHECKING:

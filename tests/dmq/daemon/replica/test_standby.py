@@ -20,7 +20,7 @@ from support.rigs.daemon import Daemon, run_command
 from support.rigs.replica_pair import Pair
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.daemon.standby import Redirects
+from dmq.daemon.replica.standby import Redirects
 
 pytestmark = pytest.mark.fault
 

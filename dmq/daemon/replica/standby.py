@@ -20,7 +20,7 @@ from dmq.admin.api.access import lacking
 from dmq.admin.api.service import refusal_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.replica import Replica
+from dmq.daemon.replica.replica import Replica
 from dmq.daemon.server import WatchedFiles, limits_of, plain_served_to
 from dmq.daemon.telemetry import gauges
 from dmq.http2 import (
