@@ -19,8 +19,7 @@ from broker_adapter.runtime.clock import SystemClock
 from dmq.broker import EmbeddedBroker, EmbeddedClassic
 from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.broker import broker_of
-from dmq.daemon.opening import open_all
+from dmq.daemon.opening import broker_of, open_all
 from dmq.errors import StoreError
 from dmq.scheduler import Scheduler
 from dmq.store.writer.operations import Emit

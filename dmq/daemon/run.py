@@ -23,10 +23,16 @@ from dmq.broker import EmbeddedBroker
 from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.broker import broker_of
-from dmq.daemon.limits import keep_quotas, quotas_of
-from dmq.daemon.opening import open_all, watch_disk
-from dmq.daemon.periodic import backups_of, start_notifications, start_periodic
+from dmq.daemon.opening import (
+    backups_of,
+    broker_of,
+    keep_quotas,
+    open_all,
+    quotas_of,
+    start_notifications,
+    start_periodic,
+    watch_disk,
+)
 from dmq.daemon.replica import StandbyPort
 from dmq.daemon.server import ServerOptions, WatchedFiles, descriptors_of, require_web, start_web, transport_of
 from dmq.daemon.telemetry import gauges, require_tracing, start_tracing
