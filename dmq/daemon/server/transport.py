@@ -12,12 +12,16 @@ from broker_adapter.runtime.clock import Clock
 from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
+from dmq.admin.api.access import entrances
+from dmq.admin.api.http2 import methods
 from dmq.admin.api.service import AdminService
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.server.clients import Clients
 from dmq.daemon.server.files import WatchedFiles
+from dmq.daemon.server.fronts import front_settings, fronts_of, plain_served_to
 from dmq.errors import DmqError
+from dmq.http2 import Limits, no_certificate_fault
 from dmq.metrics.registry import Metrics
 from dmq.metrics.usage import ProcessStatus
 from dmq.rocketmq_server.calls.access import Guarded
@@ -25,11 +29,10 @@ from dmq.rocketmq_server.calls.dispatch import Dispatcher
 from dmq.rocketmq_server.rpc.service import MessagingService
 from dmq.rocketmq_server.sessions.sessions import Sessions
 from dmq.rocketmq_server.sessions.settings import SidecarConfig
+from dmq.rocketmq_server.transport.http2_server import Http2Transport, Port
 
 if TYPE_CHECKING:
     from dmq.cluster import ClusterBroker
-    from dmq.http2 import Limits
-    from dmq.rocketmq_server.transport.http2_server import Port
 
 
 class Transport(Protocol):
@@ -80,7 +83,7 @@ def transport_of(
     front: ClusterBroker | None = None,
     options: ServerOptions,
 ) -> Transport:
-    """Return the transport that ``config`` selects, not listening yet. Only that one is imported.
+    """Return the transport that ``config`` selects, not listening yet. gRPC and the fronts are imported only for use.
 
     With ``front`` clients use that broker instead of ``broker``.
     """
@@ -112,10 +115,6 @@ def transport_of(
             handlers=(grpc_handler(admin, guard),),
             reflected=(admin_v1.SERVICE,),
         )
-    from dmq.admin.api.access import entrances
-    from dmq.admin.api.http2 import methods
-    from dmq.rocketmq_server.transport.http2_server import Port
-
     served = Port(
         service,
         dispatcher,
@@ -138,11 +137,6 @@ def _http2(
     options: ServerOptions,
 ) -> Transport:
     """Return the server of a port: this process, or front processes."""
-    from dmq.daemon.server.fronts import front_settings, fronts_of, plain_served_to
-    from dmq.http2 import no_certificate_fault
-    from dmq.processes.fronts import Fronts
-    from dmq.rocketmq_server.transport.http2_server import Http2Transport
-
     host, port = config.listen.host, config.listen.port
     connections_max, tls, count = (
         options.connections_max,
@@ -150,6 +144,8 @@ def _http2(
         fronts_of(config.processes, config.held_bytes_max),
     )
     if count:
+        from dmq.processes.fronts import Fronts
+
         return Fronts(
             served,
             data=config.data.absolute(),
@@ -209,8 +205,6 @@ def _service(
 
 def limits_of(config: DaemonConfig, connections_max: int) -> Limits:
     """Return the limits of the HTTP/2 server."""
-    from dmq.http2 import Limits
-
     return Limits(
         request_max=REQUEST_BYTES_MAX,
         connections=connections_max,
