@@ -17,13 +17,10 @@ import structlog
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import SystemClock
 from dmq.broker import EmbeddedBroker, EmbeddedClassic
-from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.opening import broker_of, open_all
+from dmq.daemon.opening import open_all, open_broker, start_periodic
 from dmq.errors import StoreError
 from dmq.scheduler import Scheduler
-from dmq.store.writer.operations import Emit
-from dmq.trail.events import EventKind, cell_event
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -53,16 +50,12 @@ class _Cell:
     async def _open(self) -> EmbeddedBroker:
         config, clock, stack = DaemonConfig(data=self._path), SystemClock(), self._stack
         try:
-            store = (await open_all(config, clock, stack, _on_failure)).store
-            broker = broker_of(config, store)
-            stack.push_async_callback(broker.close)
-            await store.commit_async([Emit(cell_event(EventKind.OPENED))])
-            await MovedTopics(broker).settle()
-            scheduler = Scheduler(store, broker.placement, broker.checks, on_failure=_on_failure)
+            opened = await open_all(config, clock, stack, _on_failure)
+            broker = await open_broker(config, opened, stack)
+            scheduler = Scheduler(opened.store, broker.placement, broker.checks, on_failure=_on_failure)
             stack.callback(scheduler.close)
             scheduler.start()
-            broker.retention.start()
-            broker.index_builds.start()
+            start_periodic(broker)
         except BaseException:
             await stack.aclose()
             raise

@@ -20,14 +20,13 @@ from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.quotas import QuotaCalls
 from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.broker import EmbeddedBroker
-from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.opening import (
     backups_of,
-    broker_of,
     keep_quotas,
     open_all,
+    open_broker,
     quotas_of,
     start_notifications,
     start_periodic,
@@ -43,8 +42,6 @@ from dmq.recovery import AuditRuns, LedgerVerifier, Snapshots
 from dmq.rocketmq_server.codec.validate import check_recurring
 from dmq.scheduler import Scheduler
 from dmq.store import Store
-from dmq.store.writer.operations import Emit
-from dmq.trail.events import cell_event
 from dmq.version import version_here
 
 if TYPE_CHECKING:
@@ -107,10 +104,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         backups, periodic = await backups_of(config, store, stack)
         verifier = await stack.enter_async_context(LedgerVerifier(store, config.data))
         metrics = _metrics(store)
-        broker = broker_of(config, store, start_tracing(config, store.cell_id, metrics, stack))
-        stack.push_async_callback(broker.close)
-        await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
-        await MovedTopics(broker).settle()
+        broker = await open_broker(config, opened, stack, start_tracing(config, store.cell_id, metrics, stack))
         scheduler = _scheduler(store, broker, metrics, fail, stack)
         cell = RunningDaemon(config, store, broker, metrics, version_here(), store.clock.now_ms(), exporter=exporter)
         cell.periodic, cell.replica, cell.sources = periodic, opened.replica_status, sources

@@ -6,16 +6,16 @@ Interface: functions that open and start each part.
 
 from __future__ import annotations
 
-from dmq.daemon.opening.broker import broker_of
+from dmq.daemon.opening.broker import open_broker
 from dmq.daemon.opening.periodic import backups_of, start_notifications, start_periodic
 from dmq.daemon.opening.quotas import keep_quotas, quotas_of
 from dmq.daemon.opening.store import open_all, require_trail, watch_disk
 
 __all__ = [
     "backups_of",
-    "broker_of",
     "keep_quotas",
     "open_all",
+    "open_broker",
     "quotas_of",
     "require_trail",
     "start_notifications",

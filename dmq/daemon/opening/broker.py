@@ -1,23 +1,39 @@
-"""Construction of the broker from the configuration: standalone, or for topics kept here in front of a cluster."""
+"""Opening of the broker by the configuration: standalone, or for topics kept here in front of a cluster."""
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from datetime import timedelta
 
 from dmq.broker import EmbeddedBroker
 from dmq.broker.topics import AutoCreate, ScheduleLimits
 from dmq.broker.transactions import CheckOptions
+from dmq.cluster import MovedTopics
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import ALL_TOPICS
+from dmq.daemon.opening.store import OpenStore
 from dmq.store import Store
 from dmq.store.schema.topics.names import Keep, TopicQuotas
+from dmq.store.writer.operations import Emit
 from dmq.tracing import EmitSpan
+from dmq.trail.events import cell_event
 
 FORWARDED_KEPT = timedelta(minutes=10)  # messages of the cluster are not needed here; kept long enough for inspection
 
 
-def broker_of(config: DaemonConfig, store: Store, emit_span: EmitSpan | None = None) -> EmbeddedBroker:
-    """Return the broker on ``store``. Call it on the event loop that will use the broker."""
+async def open_broker(
+    config: DaemonConfig, opened: OpenStore, stack: AsyncExitStack, emit_span: EmitSpan | None = None
+) -> EmbeddedBroker:
+    """Open the broker on the event loop that will use it: the first events of this run are durable on return."""
+    store = opened.store
+    broker = _broker(config, store, emit_span)
+    stack.push_async_callback(broker.close)
+    await store.commit_async([Emit(cell_event(each)) for each in opened.events()])
+    await MovedTopics(broker).settle()
+    return broker
+
+
+def _broker(config: DaemonConfig, store: Store, emit_span: EmitSpan | None) -> EmbeddedBroker:
     return EmbeddedBroker(
         store,
         queues_per_topic=config.queues_per_topic,

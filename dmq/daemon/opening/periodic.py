@@ -31,8 +31,10 @@ async def backups_of(
     return backups, periodic
 
 
-def start_periodic(broker: EmbeddedBroker, snapshots: Snapshots | None, periodic: PeriodicBackups | None) -> None:
-    """Start the periodic work on the store of a daemon."""
+def start_periodic(
+    broker: EmbeddedBroker, snapshots: Snapshots | None = None, periodic: PeriodicBackups | None = None
+) -> None:
+    """Start the periodic work on the store of a daemon or an embedded broker."""
     broker.retention.start()
     broker.index_builds.start()
     if snapshots is not None:
