@@ -21,8 +21,7 @@ from dmq.acl.file import read as read_keys
 from dmq.admin.operations.periodic_backups import rule_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.opening import require_trail
-from dmq.daemon.replica import require_replica
+from dmq.daemon.opening import require_replica, require_trail
 from dmq.daemon.server import certificates_of, require_web
 from dmq.daemon.telemetry import require_tracing
 from dmq.errors import AddressInUse, DmqError, StartRefused

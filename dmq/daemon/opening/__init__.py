@@ -9,7 +9,7 @@ from __future__ import annotations
 from dmq.daemon.opening.broker import open_broker
 from dmq.daemon.opening.periodic import backups_of, start_notifications, start_periodic
 from dmq.daemon.opening.quotas import keep_quotas, quotas_of
-from dmq.daemon.opening.store import open_all, require_trail, watch_disk
+from dmq.daemon.opening.store import open_all, require_replica, require_trail, watch_disk
 
 __all__ = [
     "backups_of",
@@ -17,6 +17,7 @@ __all__ = [
     "open_all",
     "open_broker",
     "quotas_of",
+    "require_replica",
     "require_trail",
     "start_notifications",
     "start_periodic",

@@ -15,7 +15,6 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import require
 from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
-from dmq.daemon.replica import Replica, replica_of
 from dmq.errors import StoreError
 from dmq.replication.objects import ObjectStore
 from dmq.store import Store, StoreOptions
@@ -30,6 +29,7 @@ from dmq.trail.export import Exporter, ExportOptions, TrailUploads
 from dmq.trail.ledger import LEDGER_KINDS
 
 if TYPE_CHECKING:
+    from dmq.daemon.replica import Replica
     from dmq.daemon.server import Transport
 
 FULL_BYTES = 2**20  # free space reserved for RocksDB: with less, writes wait
@@ -143,6 +143,22 @@ def require_trail() -> None:
     silently.
     """
     require("the audit trail (trail = 'off' does without)", "server", "pyarrow", "numpy")
+
+
+def replica_of(config: DaemonConfig, clock: Clock) -> Replica | None:
+    """Return the second copy of the store, or None if it is off."""
+    if config.replica == "off":
+        return None
+    require_replica(config)
+    from dmq.daemon.replica import Replica
+
+    return Replica(config, clock)
+
+
+def require_replica(config: DaemonConfig) -> None:
+    """Raise ``ExtraMissing`` if the packages of the second copy are not installed."""
+    of_service = () if (config.replica_url or "").startswith("file:") else ("obstore",)
+    require(f"replica = {config.replica}", "replica", "zstandard", *of_service)
 
 
 def exporter_of(config: DaemonConfig, store: Store, objects: ObjectStore | None = None) -> Exporter | None:

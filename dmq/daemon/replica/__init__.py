@@ -1,12 +1,21 @@
 """The second copy of a daemon's store, and the port of a daemon that waits as its standby.
 
-The replication log is loaded only if a second copy is configured. Imports: ``dmq.daemon.server``,
-``dmq.daemon.telemetry``, ``dmq.recovery``, ``dmq.replication`` and below. Interface: the second copy, the port.
+Imports: ``dmq.daemon.server``, ``dmq.daemon.telemetry``, ``dmq.recovery``, ``dmq.replication`` and below. Interface:
+the second copy, whose libraries are loaded at its first use, and the port.
 """
 
 from __future__ import annotations
 
-from dmq.daemon.replica.replica import Replica, replica_of, require_replica
-from dmq.daemon.replica.standby import StandbyPort
+from typing import TYPE_CHECKING
 
-__all__ = ["Replica", "StandbyPort", "replica_of", "require_replica"]
+from broker_adapter.runtime.exports import lazy_exports
+
+if TYPE_CHECKING:
+    from dmq.daemon.replica.replica import Replica
+    from dmq.daemon.replica.standby import StandbyPort
+
+__all__ = ["Replica", "StandbyPort"]
+
+__getattr__ = lazy_exports(
+    __name__, {"dmq.daemon.replica.replica": "Replica", "dmq.daemon.replica.standby": "StandbyPort"}
+)

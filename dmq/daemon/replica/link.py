@@ -5,17 +5,14 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from broker_adapter.runtime.clock import Clock
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address, parse_address
 from dmq.daemon.server import certificate_files
 from dmq.errors import DmqError
+from dmq.replication.link import LinkBroken, LinkChannel, LinkListener, dial
 from dmq.rocketmq_server.transport.tls import Certificates
-
-if TYPE_CHECKING:
-    from dmq.replication.link import LinkChannel, LinkListener
 
 
 class LinkPort:
@@ -28,8 +25,6 @@ class LinkPort:
 
     def start(self, serve: Callable[[LinkChannel], None]) -> str:
         """Listen, and return the address for the primary."""
-        from dmq.replication.link import LinkListener
-
         self._listener = LinkListener(self._address.host, self._address.port, self._context)
         return public_address(Address(self._address.host, self._listener.start(serve)))
 
@@ -49,8 +44,6 @@ def server_context(config: DaemonConfig, clock: Clock) -> Callable[[], ssl.SSLCo
 
 def dial_standby(config: DaemonConfig, address: str) -> LinkChannel:
     """Connect to a standby; raise ``LinkBroken``. The address is from its registration."""
-    from dmq.replication.link import LinkBroken, dial
-
     try:
         host, port = parse_address(address)
         return dial(host, port, client_context(config))

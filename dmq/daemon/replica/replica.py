@@ -6,24 +6,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
 
 import structlog
 
 from broker_adapter.runtime.clock import Clock
-from broker_adapter.runtime.extras import require
 from dmq.admin import admin_v1 as wire
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.replica.link import LinkPort, dial_standby, public_address, server_context
 from dmq.errors import ReplicaFenced
-
-if TYPE_CHECKING:
-    from dmq.recovery.replica import BaseKeeper
-    from dmq.replication.link import LinkSender
-    from dmq.replication.log import ReplicationLog
-    from dmq.replication.objects import ObjectStore
-    from dmq.replication.role import StandbyFigures
-    from dmq.store import Store
+from dmq.recovery.replica import BaseKeeper, KeeperOptions, Worker, make_base, sweep
+from dmq.replication.link import LinkSender
+from dmq.replication.log import LogOptions, ReplicationLog
+from dmq.replication.objects import ObjectStore, ReplicaUnavailable, open_objects, probe
+from dmq.replication.role import Primacy, StandbyFigures
+from dmq.replication.standby import published_cell
+from dmq.store import Store
+from dmq.store.writer.batch_log import LogStart
+from dmq.trail.export import TrailUploads
+from dmq.trail.manifest import Layout
 
 log = structlog.get_logger("dmq.daemon")
 
@@ -38,11 +38,6 @@ class Replica:
 
     def __init__(self, config: DaemonConfig, clock: Clock) -> None:
         """Open the object store and probe it; wait while it is unreachable. Raise ``ReplicaRefused``."""
-        from dmq.recovery.replica import Worker, make_base
-        from dmq.replication.log import LogOptions, ReplicationLog
-        from dmq.replication.objects import open_objects
-        from dmq.replication.role import Primacy
-
         assert config.replica_url is not None
         self._config = config
         self.url = url = config.replica_url
@@ -99,9 +94,6 @@ class Replica:
 
     def start(self, store: Store) -> None:
         """Keep the bases of the open store, and the lease, from here on."""
-        from dmq.recovery.replica import BaseKeeper, KeeperOptions, sweep
-        from dmq.store.writer.batch_log import LogStart
-
         config = self._config
         sweep(Path(config.data))
         options = KeeperOptions(
@@ -129,8 +121,6 @@ class Replica:
             self._sender.offer(addresses)
 
     def _start_link(self, store: Store) -> LinkSender:
-        from dmq.replication.link import LinkSender
-
         sender = LinkSender(
             self.batch_log,
             self._registers,
@@ -145,11 +135,6 @@ class Replica:
 
     def _fetch_trail(self) -> None:
         """Fetch the trail of the primary, so that a takeover waits for its last files only."""
-        from dmq.replication.objects import ReplicaUnavailable
-        from dmq.replication.standby import published_cell
-        from dmq.trail.export import TrailUploads
-        from dmq.trail.manifest import Layout
-
         trail, now_s = self._config.trail_path, self._clock.monotonic_s()
         if trail is None or now_s < self._fetch_at_s:
             return
@@ -228,23 +213,7 @@ class Replica:
         self._primacy.close(is_complete=is_complete)
 
 
-def replica_of(config: DaemonConfig, clock: Clock) -> Replica | None:
-    """Return the second copy of the store, or None if it is off."""
-    if config.replica == "off":
-        return None
-    require_replica(config)
-    return Replica(config, clock)
-
-
-def require_replica(config: DaemonConfig) -> None:
-    """Raise ``ExtraMissing`` if the packages of the second copy are not installed."""
-    of_service = () if (config.replica_url or "").startswith("file:") else ("obstore",)
-    require(f"replica = {config.replica}", "replica", "zstandard", *of_service)
-
-
 def _open(url: str) -> ObjectStore:
-    from dmq.replication.objects import ReplicaUnavailable, open_objects, probe
-
     objects = open_objects(url)
     is_reported = False
     while True:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
@@ -20,7 +20,6 @@ from dmq.admin.api.access import lacking
 from dmq.admin.api.service import refusal_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
-from dmq.daemon.replica.replica import Replica
 from dmq.daemon.server import WatchedFiles, limits_of, plain_served_to
 from dmq.daemon.telemetry import gauges
 from dmq.http2 import (
@@ -41,6 +40,9 @@ from dmq.rocketmq_server.calls.methods import METHODS
 from dmq.rocketmq_server.rpc import health
 from dmq.rocketmq_server.transport.http2_server import health_methods, said_plainly
 from dmq.version import version_here
+
+if TYPE_CHECKING:
+    from dmq.daemon.replica.replica import Replica
 
 _REMEMBERED_S: Final = 60.0
 _REMEMBERED_MAX: Final = 4096
