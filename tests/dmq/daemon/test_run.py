@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ import psutil
 import pytest
 from support.clients.wire_client import WireClient, a_message, a_receive, received_of
 from support.rigs.daemon import Daemon, run_to_end
+from support.rigs.fronts import until
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.schema.keys import FORMAT_VERSION
@@ -240,7 +240,7 @@ def test_sigterm_ends_open_calls_in_order_and_loses_nothing(daemon: Daemon) -> N
         ]
         stream, commands = _telemetry(client)
         senders = [pool.submit(keep_sending, number) for number in range(2)]
-        _wait_until(lambda: len(accepted) > 20)
+        until("sends are answered", lambda: len(accepted) > 20)
         began_s = time.monotonic()
         daemon.stop()
         took_s = time.monotonic() - began_s
@@ -311,11 +311,3 @@ def test_ready_again_quickly_after_sigkill(daemon: Daemon) -> None:
     daemon.stop()
     daemon.restart()
     assert daemon.event("store_opened")["was_closed"] is True
-
-
-def _wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for something that tells nobody."""
-    until_s = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < until_s, "it did not come true"
-        threading.Event().wait(0.02)

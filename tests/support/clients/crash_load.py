@@ -94,6 +94,12 @@ class Ledger:
             if sent.accepted and not any(message_id in over for over in (self.acked_at_ms, self.in_doubt, self.dead))
         ]
 
+    def wait_for_sends(self, count: int) -> None:
+        """Wait until so many further sends were answered OK."""
+        with self.news:
+            wanted = self.accepted_total + count
+            assert self.news.wait_for(lambda: self.accepted_total >= wanted, timeout=60)
+
 
 class Load:
     """Senders and receivers at work until told to end."""

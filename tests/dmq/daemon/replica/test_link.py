@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.crash_load import Ledger, Load
+from support.clients.crash_load import Load
 from support.effort import EFFORT, SEED
 from support.rigs.daemon import Daemon, run_command
 from support.rigs.replica_pair import Pair, assert_kept
@@ -18,13 +18,6 @@ pytestmark = pytest.mark.fault
 ROUNDS = EFFORT
 _DRAIN_S_MAX = 90.0
 _LINK = {"DMQ_REPLICA_LINK": "127.0.0.1:0", "DMQ_REPLICA_EVERY": "1h"}  # no segment is due
-
-
-def wait_for_sends(ledger: Ledger, count: int) -> None:
-    """Wait until so many further sends were answered OK."""
-    with ledger.news:
-        wanted = ledger.accepted_total + count
-        assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
@@ -43,7 +36,7 @@ def test_a_takeover_by_link_keeps_every_promise(tmp_path: Path) -> None:
     with closing(Pair(tmp_path, env=_LINK)) as pair, closing(Load(pair.front.address, SEED)) as load:
         for _ in range(ROUNDS):
             pair.primary.wait_for("link_in_sync", timeout_s=60)
-            wait_for_sends(load.ledger, rng.randint(50, 300))
+            load.ledger.wait_for_sends(rng.randint(50, 300))
             found = status(pair.primary)
             assert found["link"] == "in_sync"
             assert int(found["lag_bytes"]) > 0, "the object store has everything"

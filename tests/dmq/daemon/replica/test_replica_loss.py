@@ -11,20 +11,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.crash_load import Ledger, Load
+from support.clients.crash_load import Load
 from support.effort import EFFORT, SEED
-from support.models.crash_check import broken_promises
-from support.models.outbox import read_outbox
 from support.rigs.daemon import Daemon, run_command
+from support.rigs.replica_pair import assert_kept
 
-from broker_adapter.runtime.clock import SystemClock
 from dmq.replication.following import last_segment
 from dmq.replication.objects import open_objects
 from dmq.replication.restore import check
 from dmq.replication.segment import SegmentHead, encode_batch, encode_segment, segment_name
 from dmq.store.engines.engine import Batch
-from dmq.store.store import Store, StoreOptions
-from dmq.trail.events import gap_event
 
 pytestmark = pytest.mark.fault
 ROUNDS = 3 * EFFORT
@@ -68,13 +64,6 @@ class Machine:
         self.daemon.spawn().wait_until_serving()
 
 
-def wait_for_sends(ledger: Ledger, count: int) -> None:
-    """Wait until so many further sends were answered OK."""
-    with ledger.news:
-        wanted = ledger.accepted_total + count
-        assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
-
-
 @pytest.mark.timeout(180 + 60 * ROUNDS)
 def test_no_acknowledged_message_is_lost_with_the_disk(tmp_path: Path) -> None:
     """In synchronous mode kills, and kills with the deletion of the directory, lose nothing that was answered OK."""
@@ -83,7 +72,7 @@ def test_no_acknowledged_message_is_lost_with_the_disk(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "sync")
     with machine.daemon as daemon, closing(Load(daemon.address, SEED)) as load:
         for number in range(ROUNDS):
-            wait_for_sends(load.ledger, rng.randint(50, 300))
+            load.ledger.wait_for_sends(rng.randint(50, 300))
             if number % 3 == 1:
                 machine.restart()
             else:
@@ -92,14 +81,7 @@ def test_no_acknowledged_message_is_lost_with_the_disk(tmp_path: Path) -> None:
         machine.restart()  # leases end here
         load.drain(_DRAIN_S_MAX)
         daemon.stop()
-        store = Store.open(machine.data, SystemClock(), StoreOptions(gap_event=gap_event))
-        try:
-            trail = list(read_outbox(store))
-        finally:
-            store.close()
-        broken = broken_promises(load.ledger, trail)
-        assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(broken[:50])
-        print(f"{len(load.ledger.sent)} messages, {len(load.ledger.seen)} deliveries")
+        assert_kept(load, machine.data)
 
 
 def test_a_replaced_daemon_answers_no_write(tmp_path: Path) -> None:

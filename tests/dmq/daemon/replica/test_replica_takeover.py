@@ -17,7 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from support.clients.crash_load import Ledger, Load
+from support.clients.crash_load import Load
 from support.clients.wire_client import WireClient, a_message
 from support.effort import EFFORT, SEED, at_length
 from support.models.trail_read import read_trail
@@ -41,13 +41,6 @@ def health(daemon: Daemon) -> int:
         return int(stub.Check(HealthCheckRequest(), timeout=30).status)
 
 
-def wait_for_sends(ledger: Ledger, count: int) -> None:
-    """Wait until so many further sends were answered OK."""
-    with ledger.news:
-        wanted = ledger.accepted_total + count
-        assert ledger.news.wait_for(lambda: ledger.accepted_total >= wanted, timeout=60)
-
-
 def send(daemon: Daemon, message_id: str, *, deliver_at_ms: int) -> None:
     """Send a message with this id, and assert that the answer is OK."""
     with WireClient(daemon.address) as client:
@@ -67,7 +60,7 @@ def test_a_takeover_keeps_every_promise(tmp_path: Path) -> None:
         load = stack.enter_context(closing(Load(pair.front.address, SEED)))
         with pair.managed():
             for _ in range(ROUNDS):
-                wait_for_sends(load.ledger, rng.randint(50, 300))
+                load.ledger.wait_for_sends(rng.randint(50, 300))
                 pair.lose()
             load.end_sending()
             pair.end_with_successor()  # leases end here: a renewed one lasts as long as its receiver
@@ -102,7 +95,7 @@ def test_a_stopped_primary_under_load_loses_nothing(tmp_path: Path) -> None:
     with closing(pair), closing(Load(pair.front.address, SEED)) as load:
         with pair.managed():
             for _ in range(ROUNDS):
-                wait_for_sends(load.ledger, 100)
+                load.ledger.wait_for_sends(100)
                 pair.suspend()
             load.end_sending()
             load.drain(_DRAIN_S_MAX)
@@ -250,11 +243,11 @@ def test_the_trail_of_a_lost_primary_is_continued(tmp_path: Path) -> None:
         pair = stack.enter_context(closing(Pair(tmp_path, "s3://orders/store", env)))
         with closing(Load(pair.front.address, SEED)) as load:
             pair.standby.wait_for("trail_fetched", timeout_s=60)
-            wait_for_sends(load.ledger, 50)
+            load.ledger.wait_for_sends(50)
             pair.primary.kill()
             shutil.rmtree(pair.primary.data)
             pair.take_over()
-            wait_for_sends(load.ledger, 50)
+            load.ledger.wait_for_sends(50)
             load.end_sending()
             load.drain(_DRAIN_S_MAX)
         pair.primary.stop()
