@@ -197,9 +197,7 @@ def _check_address(key: str, address: Address, what: str) -> None:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        raise DmqError(
-            f"cannot listen on {address} ({what}): {error.strerror or error}: set {key} to an address of this host"
-        ) from error
+        raise _taken(key, address, what, error) from error
     absent: OSError | None = None
     for family, place in {(each[0], each[4]) for each in found}:
         try:

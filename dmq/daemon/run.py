@@ -182,10 +182,6 @@ def _is_fenced(failure: BaseException) -> bool:
     return isinstance(failure, ReplicaFenced) or isinstance(failure.__cause__, ReplicaFenced)
 
 
-def _is_disk_low(store: Store) -> bool:
-    return (disk := store.disk()) is not None and disk.is_low
-
-
 def _warn_of_low_disk(store: Store) -> None:
     if (disk := store.disk()) is not None and disk.is_low:
         log.warning("disk_low_sends_refused", free_bytes=disk.free_bytes, low_water_bytes=disk.low_water_bytes)
@@ -252,17 +248,19 @@ def _audits(config: DaemonConfig, store: Store, snapshots: Snapshots | None, sta
     """Return the audits that operators start, or None if they are off."""
     if config.audit_reports_path is None:
         return None
-    is_disk_low = partial(_is_disk_low, store)
+
+    def is_disk_low() -> bool:
+        return (disk := store.disk()) is not None and disk.is_low
+
     audits = AuditRuns(config.audit_reports_path, config.trail_path, snapshots, store.clock, is_disk_low)
     stack.push_async_callback(audits.close)
     return audits
 
 
-def _on_signal(number: signal.Signals, end: object) -> None:
+def _on_signal(number: signal.Signals, end: Callable[[None], None]) -> None:
     """Stop in order. A second signal ends the process at once, which the store survives like any kill."""
     asyncio.get_running_loop().remove_signal_handler(number)
     log.info("stopping", signal=number.name)
-    assert callable(end)
     end(None)
 
 
