@@ -1,4 +1,18 @@
-"""The daemon: wiring of its parts and its life cycle from open to close, without logic of its own."""
+"""The daemon: wiring of its parts and its life cycle from open to close, without logic of its own.
+
+    process    settings of the process, final log line
+    run        life cycle of a daemon
+    checks     faults that prevent a start
+    embedded   the broker in an application's own process
+    opening    the store and the parts on it: broker, quotas, periodic work
+    replica    the second copy, the port of a standby
+    cluster    clients of a RocketMQ cluster, the forwarder
+    server     the transport, front processes, web processes, their files
+    telemetry  metrics, spans
+
+Imports: every other package of ``dmq`` except ``dmq.cli`` and ``dmq.demo``. Interface: ``run``, and ``checks`` as a
+namespace.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def house(tmp_path: Path) -> Path:
         "dmq.rocketmq_server.server",
         "import grpc.aio\nimport grpc_health.v1.health\nimport dmq.store.engines.rocks",
     )
-    add(tmp_path, "dmq.daemon", "import dmq.rocketmq_server.server")
+    add(tmp_path, "dmq.daemon.run", "import dmq.rocketmq_server.server")
     add(tmp_path, "dmq.cli", "import dmq.demo")
     add(tmp_path, "dmq.demo", "import rocketmq")
     add(tmp_path, "spark_audit.jobs", "import pyspark.sql")
@@ -104,6 +104,7 @@ def test_the_drawn_house_stands(house: Path) -> None:
         ),
         ("dmq.producer_store", "import dmq.cluster", "dmq.producer_store is not allowed to import dmq.cluster"),
         ("dmq.daemon", "def f():\n    import dmq.cli", "dmq.daemon is not allowed to import dmq.cli"),
+        ("dmq.daemon.server", "import dmq.daemon.opening", "dmq.daemon.server is not allowed to import"),
         (
             "broker_adapter.wire",
             "import broker_adapter.popping",

@@ -1,7 +1,7 @@
 """The second copy of a daemon's store, and the port of a daemon that waits as its standby.
 
 Imports: ``dmq.daemon.server``, ``dmq.daemon.telemetry``, ``dmq.recovery``, ``dmq.replication`` and below. Interface:
-the second copy, whose libraries are loaded at its first use, and the port.
+the port, and the second copy: its libraries are loaded at first use.
 """
 
 from __future__ import annotations

@@ -182,15 +182,6 @@ def test_a_directory_that_cannot_be_written_is_refused(data: Path) -> None:
     assert f"{data} cannot be written" in _refusal(ended)
 
 
-def test_a_file_where_the_directory_should_be_is_refused(data: Path) -> None:
-    """One line that names it, exit code 1; the file is untouched."""
-    data.write_text("mine", encoding="utf-8")
-    ended = run_to_end(data, _ANY)
-    assert ended.returncode == 1
-    assert str(data) in _refusal(ended)
-    assert data.read_text(encoding="utf-8") == "mine"
-
-
 @pytest.mark.parametrize(
     "options", [("--durability", "maybe"), ("--delay-levels", "1s soon"), ("--queues-per-topic", "0"), ("--nonsense",)]
 )
