@@ -114,18 +114,15 @@ def _of_files(config: DaemonConfig, clock: Clock) -> Iterator[Callable[[], objec
 
 def _of_addresses(config: DaemonConfig) -> list[Callable[[], object]]:
     metrics = config.metrics_listen if config.metrics_listen_is_explicit else None  # a default port may be replaced
+    addresses = (
+        ("listen", config.listen, "gRPC"),
+        ("metrics_listen", metrics, "metrics"),
+        ("http_api", config.http_api, "HTTP API"),
+        ("console", config.console, "console"),
+        ("replica_link", config.replica_link, "direct link"),
+    )
     return [
-        partial(_check_address, "listen", config.listen, "gRPC"),
-        *([partial(_check_address, "metrics_listen", metrics, "metrics")] if metrics is not None else []),
-        *(
-            partial(_check_address, key, address, title)
-            for key, address, title in (
-                ("http_api", config.http_api, "HTTP API"),
-                ("console", config.console, "console"),
-            )
-            if isinstance(address, Address)
-        ),
-        *([partial(_check_address, "replica_link", link, "direct link")] if (link := config.replica_link) else []),
+        *(partial(_check_address, key, each, title) for key, each, title in addresses if isinstance(each, Address)),
         *([partial(_refuse_same, config.listen)] if metrics == config.listen and config.listen.port else []),
     ]
 

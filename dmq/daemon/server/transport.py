@@ -138,20 +138,16 @@ def _http2(
 ) -> Transport:
     """Return the server of a port: this process, or front processes."""
     host, port = config.listen.host, config.listen.port
-    connections_max, tls, count = (
-        options.connections_max,
-        files.certificates,
-        fronts_of(config.processes, config.held_bytes_max),
-    )
+    connections_max, tls = options.connections_max, files.certificates
+    count = fronts_of(config.processes, config.held_bytes_max)
     if count:
         from dmq.processes.fronts import Fronts
 
+        own = config, served, settings, clock
         return Fronts(
             served,
             data=config.data.absolute(),
-            settings=partial(
-                front_settings, config, served, settings, clock, count=count, connections_max=connections_max
-            ),
+            settings=partial(front_settings, *own, count=count, connections_max=connections_max),
             count=count,
             host=host,
             port_number=port,
@@ -187,18 +183,10 @@ def _service(
         service = MessagingService(
             front, clock, sessions, settings, front, quotas=quotas, add_schedule=front.add_schedule
         )
-        front.on_group_changed = broker.on_group_changed = service.group_changed
-        return service
-    service = MessagingService(
-        broker,
-        clock,
-        sessions,
-        settings,
-        broker.transactions,
-        broker.pulls,
-        quotas=quotas,
-        add_schedule=broker.schedules.add,
-    )
+        front.on_group_changed = service.group_changed
+    else:
+        own = broker, clock, sessions, settings, broker.transactions, broker.pulls
+        service = MessagingService(*own, quotas=quotas, add_schedule=broker.schedules.add)
     broker.on_group_changed = service.group_changed
     return service
 
