@@ -18,9 +18,9 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.bodies import queue_of_name
-from broker_adapter.remoting.calls import CallingClient, number_of
+from broker_adapter.remoting.calls import CallingClient
 from broker_adapter.remoting.protocol.codes import Operation, Result
-from broker_adapter.remoting.protocol.frames import FrameBroken
+from broker_adapter.remoting.protocol.frames import FrameBroken, number_of
 from broker_adapter.remoting.protocol.ids import decode_offset_id
 from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
 from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, decode_messages

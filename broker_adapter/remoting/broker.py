@@ -40,10 +40,10 @@ from broker_adapter.remoting.bodies import (
     heartbeat_body,
     lock_body,
 )
-from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions, number_of
+from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
 from broker_adapter.remoting.connection import not_served
 from broker_adapter.remoting.protocol.codes import Operation, Result, error_of
-from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, number_of
 from broker_adapter.remoting.protocol.ids import broker_of_handle, unique_keys
 from broker_adapter.remoting.protocol.packing import Compression
 from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled, received

@@ -14,7 +14,7 @@ from typing import Self
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.remoting.connection import RemotingConnection, not_served
 from broker_adapter.remoting.protocol.codes import Operation, Result, error_of
-from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.frames import RemotingFrame, number_of
 from broker_adapter.remoting.protocol.signature import signed
 from broker_adapter.remoting.routes import MASTER, Part, decode_route
 
@@ -206,15 +206,6 @@ class CallingClient(AbstractAsyncContextManager["CallingClient"]):
     async def close(self) -> None:
         """Close all connections."""
         await self._calls.close()
-
-
-def number_of(answer: RemotingFrame, name: str, address: str) -> int:
-    """Return a numeric field of an answer; raise ``FrameBroken`` if it is not a number."""
-    text = answer.fields.get(name, "")
-    try:
-        return int(text)
-    except ValueError:
-        raise FrameBroken(f"{address} answers {text[:40]!r} for {name}, which is not a number") from None
 
 
 def _tls(options: RemotingOptions) -> ssl.SSLContext | None:

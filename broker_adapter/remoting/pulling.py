@@ -9,9 +9,8 @@ from broker_adapter.contracts.classic import Filter, ReceivedMessage
 from broker_adapter.contracts.message import Message
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import RETRY_PREFIX
-from broker_adapter.remoting.calls import number_of
 from broker_adapter.remoting.protocol.codes import Result
-from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, number_of
 from broker_adapter.remoting.protocol.properties import RETRY_TOPIC, SYSTEM_PROPERTIES
 from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, decode_messages, to_message
 

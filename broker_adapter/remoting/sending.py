@@ -15,10 +15,9 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.contracts.message import BodyEncoding
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.calls import number_of
 from broker_adapter.remoting.protocol import properties as known
 from broker_adapter.remoting.protocol.codes import Operation, Result
-from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, number_of
 from broker_adapter.remoting.protocol.ids import decode_offset_id
 from broker_adapter.remoting.protocol.packing import COMPRESS_FROM_BYTES, Compression, method_bits, pack
 

@@ -83,6 +83,15 @@ def decode_frame(content: bytes) -> RemotingFrame:
     raise FrameBroken(f"the header is written in form {form}: 0 (JSON) and 1 (binary) are known")
 
 
+def number_of(answer: RemotingFrame, name: str, address: str) -> int:
+    """Return a numeric field of an answer; raise ``FrameBroken`` if it is not a number."""
+    text = answer.fields.get(name, "")
+    try:
+        return int(text)
+    except ValueError:
+        raise FrameBroken(f"{address} answers {text[:40]!r} for {name}, which is not a number") from None
+
+
 def _flag(frame: RemotingFrame) -> int:
     return _ANSWER * frame.is_answer | _ONE_WAY * frame.is_one_way
 
