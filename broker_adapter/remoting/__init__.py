@@ -8,9 +8,8 @@
          +- Connection  matches answers with requests; a broken peer costs one error and a new connection
              +- frames  bytes of a frame, in both header encodings
 
-Pure modules: ``protocol`` (frames, properties, ids, stored messages), ``sending``, ``pulling``, ``transactions``,
-``bodies``, ``running``, ``routes``. A RocketMQ 5 proxy offers no read by
-offset over gRPC. Importing this package loads neither gRPC nor protobuf.
+Pure package: ``protocol`` (frames, properties, ids, stored messages; requests and answers in ``protocol.requests``). A
+RocketMQ 5 proxy offers no read by offset over gRPC. Importing this package loads neither gRPC nor protobuf.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from broker_adapter.remoting.client import Pull, Queue, RemotingClient
 from broker_adapter.remoting.protocol.codes import Operation, Result
 from broker_adapter.remoting.protocol.packing import Compression, unpack
 from broker_adapter.remoting.protocol.properties import DELIVER_AT_MS, SYSTEM_PROPERTIES
+from broker_adapter.remoting.protocol.requests.routes import READABLE, WRITABLE, Part
 from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, to_message
 from broker_adapter.remoting.reading import Reading
-from broker_adapter.remoting.routes import READABLE, WRITABLE, Part
 from broker_adapter.remoting.survey import (
     BrokerSeen,
     GroupPosition,

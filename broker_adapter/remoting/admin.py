@@ -17,16 +17,16 @@ from broker_adapter.contracts.classic import Filter, MemberState
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.bodies import queue_of_name
 from broker_adapter.remoting.calls import CallingClient
 from broker_adapter.remoting.protocol.codes import Operation, Result
 from broker_adapter.remoting.protocol.frames import FrameBroken, number_of
 from broker_adapter.remoting.protocol.ids import decode_offset_id
 from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
+from broker_adapter.remoting.protocol.requests.bodies import queue_of_name
+from broker_adapter.remoting.protocol.requests.pulling import SQL, offset_fields
+from broker_adapter.remoting.protocol.requests.routes import MASTER, ClusterInfo, Part, decode_cluster
+from broker_adapter.remoting.protocol.requests.running import decode_running
 from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage, decode_messages
-from broker_adapter.remoting.pulling import SQL, offset_fields
-from broker_adapter.remoting.routes import MASTER, ClusterInfo, Part, decode_cluster
-from broker_adapter.remoting.running import decode_running
 
 _READ_WRITE = 6
 _KEYS_MAX = 64

@@ -32,7 +32,13 @@ from broker_adapter.contracts.classic import (
 from broker_adapter.contracts.classic import TransactionCheck as Check
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.bodies import (
+from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
+from broker_adapter.remoting.connection import not_served
+from broker_adapter.remoting.protocol.codes import Operation, Result, error_of
+from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, number_of
+from broker_adapter.remoting.protocol.ids import broker_of_handle, unique_keys
+from broker_adapter.remoting.protocol.packing import Compression
+from broker_adapter.remoting.protocol.requests.bodies import (
     check_body,
     decode_locked,
     decode_members,
@@ -40,19 +46,20 @@ from broker_adapter.remoting.bodies import (
     heartbeat_body,
     lock_body,
 )
-from broker_adapter.remoting.calls import RemotingCalls, RemotingOptions
-from broker_adapter.remoting.connection import not_served
-from broker_adapter.remoting.protocol.codes import Operation, Result, error_of
-from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, number_of
-from broker_adapter.remoting.protocol.ids import broker_of_handle, unique_keys
-from broker_adapter.remoting.protocol.packing import Compression
-from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled, received
+from broker_adapter.remoting.protocol.requests.pulling import PULLED, offset_fields, pull_fields, pulled, received
+from broker_adapter.remoting.protocol.requests.routes import MASTER, route_of
+from broker_adapter.remoting.protocol.requests.running import running_body
+from broker_adapter.remoting.protocol.requests.sending import (
+    STORED,
+    Send,
+    receipt_of,
+    send_back_fields,
+    send_batch,
+    send_one,
+)
+from broker_adapter.remoting.protocol.requests.transactions import check_of, end_fields
 from broker_adapter.remoting.reach import Reach
-from broker_adapter.remoting.routes import MASTER, route_of
-from broker_adapter.remoting.running import running_body
 from broker_adapter.remoting.searching import offset_at
-from broker_adapter.remoting.sending import STORED, Send, receipt_of, send_back_fields, send_batch, send_one
-from broker_adapter.remoting.transactions import check_of, end_fields
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.runtime.log import LibraryLog
 

@@ -15,8 +15,8 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.remoting.connection import RemotingConnection, not_served
 from broker_adapter.remoting.protocol.codes import Operation, Result, error_of
 from broker_adapter.remoting.protocol.frames import RemotingFrame, number_of
+from broker_adapter.remoting.protocol.requests.routes import MASTER, Part, decode_route
 from broker_adapter.remoting.protocol.signature import signed
-from broker_adapter.remoting.routes import MASTER, Part, decode_route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,9 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refus
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.calls import CallingClient
 from broker_adapter.remoting.protocol.codes import Operation, Result
+from broker_adapter.remoting.protocol.requests.pulling import PULLED, offset_fields, pull_fields, pulled
+from broker_adapter.remoting.protocol.requests.routes import MASTER, decode_route
 from broker_adapter.remoting.protocol.stored import StoredMessage, UnreadableMessage
-from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
-from broker_adapter.remoting.routes import MASTER, decode_route
 from broker_adapter.remoting.searching import PULL_MAX, READER_GROUP, offset_at
 
 _PAUSES_S = (0.2, 1.0)  # before the retries of a read

@@ -6,7 +6,7 @@ from broker_adapter.contracts.classic import Filter
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.calls import RemotingCalls
 from broker_adapter.remoting.protocol.codes import Operation, Result
-from broker_adapter.remoting.pulling import PULLED, offset_fields, pull_fields, pulled
+from broker_adapter.remoting.protocol.requests.pulling import PULLED, offset_fields, pull_fields, pulled
 
 # RocketMQ's built-in group for tools: no group is created, and no committed offset changes.
 READER_GROUP = "TOOLS_CONSUMER"

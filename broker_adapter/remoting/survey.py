@@ -10,7 +10,7 @@ from broker_adapter.contracts.classic import Filter, MemberState
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule, group_unknown
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.admin import Connected, Connections, QueueStats, RemotingAdmin, RemotingGroupSettings
-from broker_adapter.remoting.routes import MASTER, Part, route_of
+from broker_adapter.remoting.protocol.requests.routes import MASTER, Part, route_of
 
 _AT_ONCE_MAX = 32  # concurrent requests
 _VERSION_5, _VERSION_4 = 413, 213  # 5.0.0 and 4.0.0 in RocketMQ's list of versions, with a snapshot before each

@@ -28,8 +28,8 @@ from broker_adapter.contracts.message import Message
 from broker_adapter.remoting import RemotingAdmin, RemotingBroker, RemotingOptions, reach
 from broker_adapter.remoting.protocol.codes import Operation, Result
 from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.requests.running import decode_running
 from broker_adapter.remoting.protocol.stored import decode_messages
-from broker_adapter.remoting.running import decode_running
 
 pytestmark = pytest.mark.integration
 NOBODY = "127.0.0.1:1"

@@ -23,13 +23,13 @@ from broker_adapter.contracts.classic import (
 )
 from broker_adapter.contracts.message import Message
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.bodies import decode_locked, decode_members, heartbeat_body, lock_body
 from broker_adapter.remoting.protocol.frames import RemotingFrame, decode_frame, encode_frame
 from broker_adapter.remoting.protocol.ids import decode_offset_id
 from broker_adapter.remoting.protocol.packing import Compression, unpack
 from broker_adapter.remoting.protocol.properties import decode_properties, encode_properties, to_message
-from broker_adapter.remoting.pulling import pull_fields
-from broker_adapter.remoting.sending import (
+from broker_adapter.remoting.protocol.requests.bodies import decode_locked, decode_members, heartbeat_body, lock_body
+from broker_adapter.remoting.protocol.requests.pulling import pull_fields
+from broker_adapter.remoting.protocol.requests.sending import (
     decode_batch,
     encode_item,
     receipt_of,
@@ -37,7 +37,7 @@ from broker_adapter.remoting.sending import (
     send_batch,
     send_one,
 )
-from broker_adapter.remoting.transactions import end_fields
+from broker_adapter.remoting.protocol.requests.transactions import end_fields
 
 CAPTURED = Path(__file__).parents[3] / "golden" / "remoting"
 FRAMES = {path.stem: decode_frame(path.read_bytes()) for path in sorted(CAPTURED.glob("*.bin"))}

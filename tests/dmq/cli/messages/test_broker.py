@@ -17,7 +17,7 @@ from broker_adapter.contracts.classic import Filter, MemberState
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.protocol.codes import Operation
 from broker_adapter.remoting.protocol.frames import RemotingFrame
-from broker_adapter.remoting.running import running_body
+from broker_adapter.remoting.protocol.requests.running import running_body
 
 NOBODY = "127.0.0.1:1"
 TOPIC, GROUP = "orders", "billing"

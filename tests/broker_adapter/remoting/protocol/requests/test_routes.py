@@ -12,7 +12,7 @@ from broker_adapter.remoting.protocol.codes import error_of
 from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame, decode_frame
 from broker_adapter.remoting.protocol.signature import signed
 
-ROUTE = decode_frame((Path(__file__).parents[2] / "golden" / "remoting" / "answer-route.bin").read_bytes()).body
+ROUTE = decode_frame((Path(__file__).parents[4] / "golden" / "remoting" / "answer-route.bin").read_bytes()).body
 BARE = b'{"brokerDatas":[{"brokerAddrs":{0:"a:1",1:"b:1"},"brokerName":"x"}],"queueDatas":[%s]}'
 READABLE = b'{"brokerName":"x","perm":6,"readQueueNums":2,"writeQueueNums":4}'
 

@@ -18,7 +18,14 @@ from broker_adapter.remoting.protocol.codes import Operation
 from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.protocol.packing import Compression, unpack
 from broker_adapter.remoting.protocol.properties import decode_properties
-from broker_adapter.remoting.sending import Send, decode_batch, encode_item, receipt_of, send_batch, send_one
+from broker_adapter.remoting.protocol.requests.sending import (
+    Send,
+    decode_batch,
+    encode_item,
+    receipt_of,
+    send_batch,
+    send_one,
+)
 
 QUEUE = MessageQueue("t", "broker-a", 3)
 LARGE = b"x" * 4096

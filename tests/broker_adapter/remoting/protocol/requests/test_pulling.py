@@ -8,8 +8,8 @@ from support.forges.stored_messages import a_stored
 from broker_adapter.contracts.classic import Filter, ReceivedMessage
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
+from broker_adapter.remoting.protocol.requests.pulling import pull_fields, pulled, received
 from broker_adapter.remoting.protocol.stored import decode_messages
-from broker_adapter.remoting.pulling import pull_fields, pulled, received
 
 QUEUE = MessageQueue("orders", "a", 3)
 

@@ -9,10 +9,10 @@ import pytest
 
 from broker_adapter.contracts.classic import Filter, Presence, Route, Start
 from broker_adapter.contracts.message_queue import MessageQueue
-from broker_adapter.remoting.bodies import decode_locked, decode_members, heartbeat_body, lock_body
 from broker_adapter.remoting.protocol.frames import FrameBroken
 from broker_adapter.remoting.protocol.loose_json import decode_object
-from broker_adapter.remoting.routes import decode_cluster, decode_route, route_of
+from broker_adapter.remoting.protocol.requests.bodies import decode_locked, decode_members, heartbeat_body, lock_body
+from broker_adapter.remoting.protocol.requests.routes import decode_cluster, decode_route, route_of
 
 QUEUE = MessageQueue("t", "a", 1)
 

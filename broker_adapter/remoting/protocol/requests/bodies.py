@@ -10,7 +10,7 @@ from broker_adapter.contracts.classic import Filter, Presence
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.contracts.topics import java_hash_code
 from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
-from broker_adapter.remoting.pulling import expression_type
+from broker_adapter.remoting.protocol.requests.pulling import expression_type
 
 _ALL = "*"
 

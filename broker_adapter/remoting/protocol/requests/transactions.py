@@ -10,8 +10,8 @@ from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
 from broker_adapter.remoting.protocol.ids import decode_offset_id
 from broker_adapter.remoting.protocol.properties import PRODUCER_GROUP
+from broker_adapter.remoting.protocol.requests.pulling import received
 from broker_adapter.remoting.protocol.stored import StoredMessage, decode_messages
-from broker_adapter.remoting.pulling import received
 
 _DECISIONS: Mapping[Decision, int] = {Decision.COMMIT: 8, Decision.ROLLBACK: 12, Decision.UNKNOWN: 0}  # bits of sysFlag
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from broker_adapter.contracts.classic import Filter, HeldQueue, MemberState
-from broker_adapter.remoting.bodies import queue_of_name, subscription_body
 from broker_adapter.remoting.protocol.loose_json import decode_object, unreadable
-from broker_adapter.remoting.pulling import SQL
+from broker_adapter.remoting.protocol.requests.bodies import queue_of_name, subscription_body
+from broker_adapter.remoting.protocol.requests.pulling import SQL
 
 _MIB = 1024 * 1024
 

@@ -9,7 +9,7 @@ from broker_adapter.contracts.classic import Decision, QueueReceipt, SendStatus
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.protocol.frames import FrameBroken, RemotingFrame
-from broker_adapter.remoting.transactions import check_of, end_fields
+from broker_adapter.remoting.protocol.requests.transactions import check_of, end_fields
 
 RECEIPT = QueueReceipt(
     SendStatus.STORED, "M1", MessageQueue("orders", "a", 3), 5, "7F00000100002A9F0000000000000007", "T1"

@@ -9,7 +9,7 @@ import pytest
 from broker_adapter.contracts.classic import Filter, HeldQueue, MemberState
 from broker_adapter.contracts.message_queue import MessageQueue
 from broker_adapter.remoting.protocol.frames import FrameBroken
-from broker_adapter.remoting.running import decode_running, running_body
+from broker_adapter.remoting.protocol.requests.running import decode_running, running_body
 from broker_adapter.remoting.survey import version_text
 
 MIB = 1024 * 1024
