@@ -15,7 +15,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.runtime.clock import moment
 from dmq.broker.deliveries.dispatch import HandOut, ReceiveRequest, ScanResult
 from dmq.broker.deliveries.lease_expiry import Leases
-from dmq.broker.failures import Failures
+from dmq.broker.failures import POSTPONED_MS, Failures
 from dmq.broker.filters import Filters
 from dmq.broker.groups import (
     ATTEMPT_MAX,
@@ -396,8 +396,12 @@ class Deliveries(BrokerPart):
                 raise Refused(Rule.RECEIPT_HANDLE, "the message is finished", value=handle)
             _check_name(receipt, record.message_id)
             message_group = record.message_group
+            is_new = receipt.queue_offset not in queue.leases
             lease = queue.leased(receipt, message_group)
             lease.know(record)
+            if is_new:  # the call ends or changes it, unless it fails
+                lease.ends_ms = self._clock.boot_ms() + POSTPONED_MS
+                self._ends.watch(queue, receipt.queue_offset, lease)
         else:
             _check_name(receipt, lease.message_id)
         return queue, receipt, lease, message_group

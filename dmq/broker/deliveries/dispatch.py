@@ -176,7 +176,7 @@ class HandOut(BrokerPart):
         settled = self._settled.get(found.topic.topic_id)
         condemned: set[str] = set()
         run_max = terms.run_max
-        size = 0
+        size = number = 0
         try:
             for number, (each, record) in enumerate(zip(taken, records, strict=True)):
                 queue, offset, lease = each
@@ -209,6 +209,9 @@ class HandOut(BrokerPart):
                     continue
                 leased.append(each)
                 deliveries.append(self._delivery(found, each, record, attempts, terms.invisible_ms))
+        except BaseException:
+            leased += taken[number:]
+            raise
         finally:  # leases expire even if this receive fails
             self._ends.watch_together(leased)
         if not passed_over:

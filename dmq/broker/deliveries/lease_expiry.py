@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from broker_adapter.contracts.errors import BrokerError
-from dmq.broker.failures import POSTPONED_MS, Failures, come_back
+from dmq.broker.failures import Failures, come_back
 from dmq.broker.groups import DeliveryLease, Ended, LeaseEnds, SubscribedQueue
 from dmq.broker.message_spans import MessageSpans
 from dmq.errors import StoreError
@@ -71,7 +71,9 @@ class Leases:
             if isinstance(result, Exception):
                 if self._store.failure is not None:
                     raise result
-                self._postpone(*each, result)
+                queue, offset, _ = each
+                place = {"topic": queue.topic_id, "queue": queue.queue_id, "offset": offset}
+                log.error("lease_expiry_failed", **place, error=str(result))
         self.expired_total += len(expired)
         return len(expired)
 
@@ -80,12 +82,6 @@ class Leases:
             return isinstance(self._failures.outcome(ended.queue, ended.lease, LeaseExpired()), ComeBack)
         except Exception:  # noqa: BLE001 - the separate failure call meets and reports the error again
             return False
-
-    def _postpone(self, queue: SubscribedQueue, offset: int, lease: DeliveryLease, error: Exception) -> None:
-        log.error("lease_expiry_failed", topic=queue.topic_id, queue=queue.queue_id, offset=offset, error=str(error))
-        if queue.leases.get(offset) is lease:
-            lease.ends_ms = self._clock.boot_ms() + POSTPONED_MS
-            self._ends.watch(queue, offset, lease)
 
     async def _run(self) -> None:
         while True:

@@ -54,7 +54,7 @@ BATCH_MAX = 256
 _WHY_CHARS_MAX = 300
 _NOT_OURS = -1
 _U64 = 2**64 - 1
-POSTPONED_MS = 60_000  # delay of a dead letter that does not fit on the disk
+POSTPONED_MS = 60_000  # delay of a dead letter that does not fit on the disk, and of a failure that cannot be applied
 
 
 class FailedDelivery(NamedTuple):
@@ -163,13 +163,16 @@ class Failures(BrokerPart):
         except Exception as error:  # noqa: BLE001 - as above
             self._give_up(one, error)
 
-    @staticmethod
-    def _give_up(one: FailedDelivery, error: BaseException) -> None:
+    def _give_up(self, one: FailedDelivery, error: BaseException) -> None:
         if not isinstance(error, BrokerError | StoreError):
             place = {"topic": one.queue.topic_id, "queue": one.queue.queue_id, "offset": one.offset}
             log.error("failure_not_processed", **place, exc_info=error)
             error = BrokerUnavailable("the failure could not be processed; see the log")
-        one.lease.is_returning = False
+        lease, now_ms = one.lease, self._clock.boot_ms()
+        lease.is_returning = False
+        if one.queue.leases.get(one.offset) is lease and lease.ends_ms <= now_ms:
+            lease.ends_ms = now_ms + POSTPONED_MS  # with a new timer: the last one may have expired meanwhile
+            self._ends.watch(one.queue, one.offset, lease)
         if not one.done.done():
             one.done.set_exception(error)
             one.done.exception()  # marks it retrieved: no asyncio warning if no caller waits

@@ -28,7 +28,7 @@ from support.rigs.brokers import (
     send,
 )
 
-from broker_adapter.contracts.errors import Overloaded, Refused
+from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS, AUTO_RENEW_MS_MAX
 from broker_adapter.contracts.message import Delivery, pack_id
 from broker_adapter.runtime import live_clients
@@ -41,6 +41,8 @@ from dmq.broker.groups.group_queue import DeliveryLease
 from dmq.broker.groups.lease_timers import IN_HAND_SHARE, TIDY_AGAIN_S
 from dmq.broker.groups.subscription import GroupSubscription, SubscribedQueue
 from dmq.broker.operations.admin import END
+from dmq.store.schema.keys import Family, pack_queue_key
+from dmq.store.writer.operations import Put
 from dmq.trail.events import EventKind
 from retry.flow import Failure, Outcome
 
@@ -167,7 +169,7 @@ def test_a_lease_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypat
     """A fault in the middle of a receive leaves no message of it with nobody for ever."""
 
     async def scenario(rig: EmbeddedRig) -> None:
-        await send(rig, "m-1", "m-2")
+        await send(rig, "m-1", "m-2", "m-3")
         deliver, calls = HandOut._delivery, iter((False, True))
 
         def failing(*args: object) -> object:
@@ -181,7 +183,7 @@ def test_a_lease_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypat
                 await receive(rig, invisible_ms=SOON_MS)
         rig.clock.advance(SOON_MS)
         await rig.settle()
-        assert sorted(ids(await receive(rig))) == ["m-1", "m-2"]
+        assert sorted(ids(await receive(rig))) == ["m-1", "m-2", "m-3"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
 
@@ -476,6 +478,42 @@ async def test_a_delivery_that_cannot_be_decided_holds_up_no_other(rig: Embedded
         assert ids(await receive(rig, batch_max=2)) == ["other"]
     await pass_time(rig, POSTPONED_MS)
     assert "poison" in ids(await receive(rig, batch_max=2))
+
+
+@every_durable_broker()
+async def test_a_lease_that_ends_during_a_failed_call_ends_later(rig: EmbeddedRig) -> None:
+    """Its timer expires during the decision about its failure, and that decision raises an unexpected error."""
+    await send(rig, "m-1")
+    delivery = await receive_one(rig)
+
+    def faulty(*_: object, **__: object) -> Outcome:
+        rig.clock.advance(INVISIBLE_MS)
+        assert not rig.broker.lease_ends.pop(1)
+        raise LookupError("unexpected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.broker.failures, "outcome", faulty)
+        with pytest.raises(BrokerUnavailable):
+            await rig.broker.send_back(GROUP, TOPIC, delivery.receipt_handle, 0)
+    await pass_time(rig, POSTPONED_MS)
+    assert ids(await receive(rig)) == ["m-1"]
+
+
+@every_durable_broker(queues=1)
+async def test_messages_of_a_failed_acknowledgement_are_delivered_again(rig: EmbeddedRig) -> None:
+    """Handles of an earlier run: the first is valid, the second message cannot be read at the time."""
+    await send(rig, "m-1", "m-2")
+    delivered = await receive(rig)
+    await rig.restart(End.KILL)
+    key = pack_queue_key(rig.broker.names.topics[TOPIC].topic_id, 0, 1)
+    (row,) = rig.store.get_many(Family.QUEUE, [key])
+    assert row is not None
+    await rig.store.commit_async([Put(Family.QUEUE, key, b"damaged")])
+    with pytest.raises(BrokerUnavailable):
+        await ack(rig, *delivered)
+    await rig.store.commit_async([Put(Family.QUEUE, key, row)])
+    await pass_time(rig, POSTPONED_MS)
+    assert ids(await receive(rig)) == ["m-1", "m-2"]
 
 
 @every_durable_broker()
