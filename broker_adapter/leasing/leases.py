@@ -283,7 +283,7 @@ class MemberLeases:
 
     async def bury(self, handle: LeaseHandle) -> None:
         """Move a delivery to the dead letters. ``BrokerUnavailable``: nothing has changed, as far as is known."""
-        await self._send_back(self._of(handle), -1)
+        await self._send_back_for_client(self._of(handle), -1)
 
     def client_gone(self, client_id: str) -> None:
         """Make the leases of a client that left expire in a second."""
@@ -330,9 +330,9 @@ class MemberLeases:
         while level < len(DELAY_LEVELS_MS) and DELAY_LEVELS_MS[level - 1] < at_least_ms:
             level += 1
         if held.order is None:
-            await self._send_back(held, level)
+            await self._send_back_for_client(held, level)
         elif held.failed + 1 >= ATTEMPTS_MAX:
-            await self._send_back(held, -1)
+            await self._send_back_for_client(held, -1)
         else:
             held.failed += 1
             held.handle = self._new_handle(held)  # a handle unknown to clients
@@ -350,6 +350,17 @@ class MemberLeases:
         if not is_taken:
             raise BrokerUnavailable(f"no broker accepts message {held.received.message.message_id} back now")
         self._finish(held)
+
+    async def _send_back_for_client(self, held: HeldDelivery, delay_level: int) -> None:
+        """As ``_send_back``; if it fails, the message stays leased or waiting."""
+        try:
+            await self._send_back(held, delay_level)
+        except BaseException:
+            if held.is_leased:
+                self._timers.start(held.ends_ms, held)  # the earlier timer may have expired meanwhile
+            else:
+                self._wait(held, first=True)  # a receive may have passed over it meanwhile
+            raise
 
     async def _expired(self, held: HeldDelivery) -> None:
         try:

@@ -393,6 +393,48 @@ async def test_a_message_that_cannot_be_sent_back_now_is_kept(site: Site) -> Non
 
 
 @on_queues()
+async def test_a_lease_that_ends_during_a_failed_call_is_an_attempt(site: Site) -> None:
+    """Its timer expires while the message is sent back; no broker accepts it, so the message stays here."""
+    broker = site.broker()
+    await site.send(broker, "1")
+    failing, classic = await one(broker), site.classics[0]
+
+    async def send_back(*_: object, **__: object) -> None:
+        await site.pass_time(INVISIBLE_MS)
+        raise BrokerUnavailable("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classic, "send_back", send_back)
+        patch.setattr(classic, "failing", frozenset({"send"}))
+        with pytest.raises(BrokerUnavailable, match="no broker accepts message"):
+            await broker.dead_letter(GROUP, TOPIC, failing.receipt_handle, attempts=1)
+    again = await comes_again(site, broker)
+    assert (bodies([again]), again.delivery_attempt) == (["1"], 2)
+
+
+@on_queues()
+async def test_a_message_stays_available_if_a_call_with_an_earlier_handle_fails(site: Site) -> None:
+    """The call ends no lease of this run; a receive passes over the message meanwhile."""
+    first = site.broker()
+    await site.send(first, "1")
+    delivery = await one(first)
+    await site.kill(first)
+    second = site.broker()
+    await eventually(lambda: _holds(second, 1))
+
+    async def send_back(*_: object, **__: object) -> None:
+        assert not await receive(second, wait_ms=50)
+        raise BrokerUnavailable("away")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site.classics[1], "send_back", send_back)
+        patch.setattr(site.classics[1], "failing", frozenset({"send"}))
+        with pytest.raises(BrokerUnavailable, match="no broker accepts message"):
+            await second.dead_letter(GROUP, TOPIC, delivery.receipt_handle, attempts=1)
+    assert bodies(await receive(second)) == ["1"]
+
+
+@on_queues()
 async def test_a_damaged_message_is_a_dead_letter_and_delays_no_other(site: Site) -> None:
     """Its checksum differs: no consumer could read it."""
     broker = site.broker()
