@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.clients.consumers import PATIENCE_S, Faulty, eventually
+from support.models.progress_check import assert_member_progress
 from support.models.unread import UnreadDict
 from support.rigs.brokers import EmbeddedRig, play
 from support.rigs.real_time_brokers import Decider, a_message
@@ -66,6 +67,8 @@ class Site:
                 if seen:
                     each.client_seen(seen)
                 for member in each._members.values():
+                    if member.leases is not None:
+                        assert_member_progress(member.leases)
                     if member.tick(looks=True):
                         await member.close(if_idle=True)
             await self.rig.settle()

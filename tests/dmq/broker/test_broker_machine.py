@@ -31,6 +31,7 @@ from support.models.broker_draws import (
 )
 from support.models.broker_machine import BrokerRules
 from support.models.broker_model import Policy
+from support.models.progress_check import assert_progress
 from support.models.trail import read_facts
 from support.rigs.brokers import End, receive
 
@@ -74,6 +75,7 @@ class BrokerMachine(BrokerRules):
             assert due == self.model.due_counts(name, BUCKET_MS)
             assert pending.get(scope, 0) == sum(due.values())
         assert self.rig.broker.lease_count == len(self.leases())
+        assert_progress(self.rig.broker)
         self.rig.check_ledger(every=4)
 
     def teardown(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.clients.failing import dead_letters
+from support.models.progress_check import assert_taken_progress
 from support.models.unread import UnreadDict
 from support.rigs.brokers import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
 
@@ -90,6 +91,7 @@ def on_stage(scene: Scene) -> Callable[[Path], None]:
             here = RetriesHere(rig.broker, _as_broker(cluster), rig.clock, default="cluster")
             try:
                 await scene(rig, here, cluster)
+                assert_taken_progress(here)
             finally:
                 await here.close()
 
@@ -267,6 +269,7 @@ async def test_an_unregistration_visits_no_messages_of_others(
         here.client_gone("stranger")
         rig.clock.advance(1_000)
         await until(lambda: cluster.acked == ["b"])
+    here._held.pop("b")  # of the dict that was replaced
     await here.ack(GROUP, TOPIC, ["a"])
     assert not here._renewed
 
