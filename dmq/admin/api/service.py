@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
+from dmq.admin.api.redaction import Redaction
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.audits import AuditCalls
 from dmq.admin.operations.backups import BackupCalls, Backups
@@ -26,7 +27,6 @@ from dmq.admin.operations.message_jobs import MessageJobCalls
 from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.operations.property_search import PropertyCalls
 from dmq.admin.operations.quotas import QuotaCalls
-from dmq.admin.operations.redaction import Redaction
 from dmq.admin.operations.replays import ReplayCalls
 from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.admin.operations.topics import TopicCalls

@@ -22,8 +22,8 @@ from dmq.acl.file import KeyFile
 from dmq.acl.guard import Authenticator
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.dispatch import AdminDispatcher
+from dmq.admin.api.redaction import MASKED_BYTES_MAX, Redaction
 from dmq.admin.api.service import AdminService
-from dmq.admin.operations.redaction import MASKED_BYTES_MAX, Redaction
 from dmq.config.redaction import parse_redaction_rule
 
 RULES = tuple(map(parse_redaction_rule, ("customers*", "orders:email", "orders:card.number")))
