@@ -114,7 +114,7 @@ async def serve(config: DaemonConfig, clock: Clock, sources: Mapping[str, str]) 
         admin = AdminService(
             *(cell, snapshots, backups),
             quotas=QuotaCalls(quotas, partial(keep_quotas, store)),
-            schedules=ScheduleCalls(cell, check_recurring, front.add_schedule if front is not None else None),
+            schedules=ScheduleCalls(broker, check_recurring, front.add_schedule if front is not None else None),
             verifier=verifier,
             activity=await _activity(store, stack),
             audits=_audits(config, store, snapshots, stack),

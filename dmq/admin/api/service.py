@@ -69,7 +69,7 @@ class AdminService:
         self.clients = ClientCalls(messages)
         self.letters = LetterCalls(broker)
         self.message_jobs = MessageJobCalls(broker)
-        self.schedules = schedules or ScheduleCalls(cell)
+        self.schedules = schedules or ScheduleCalls(broker)
         self.groups = GroupCalls(store, broker, cell.config.retries if cell.config.broker != "embedded" else "")
         self._parts = (
             cell,
@@ -85,10 +85,10 @@ class AdminService:
             ClockCalls(store),
             BackupCalls(backups, snapshots),
             quotas or QuotaCalls(),
-            ReplayCalls(cell, messages),
-            LedgerCalls(cell, verifier),
+            ReplayCalls(lambda: cell.inner, messages),
+            LedgerCalls(store, broker, verifier),
             AuditCalls(audits),
-            DueCalls(cell),
+            DueCalls(store, broker),
             EventCalls(store, broker),
             self.activity,
         )

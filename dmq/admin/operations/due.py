@@ -9,8 +9,9 @@ from typing import Final
 from broker_adapter.contracts.errors import BrokerUnavailable, topic_unknown
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import RunningDaemon
+from dmq.broker import EmbeddedBroker
 from dmq.errors import StoreError
+from dmq.store import Store
 from dmq.store.schema.accounting.counts import BUCKET_MS, DueCount
 
 SCOPES_MAX: Final = 1_000  # bounds the rows of one call: up to 25 for each topic or group with pending entries
@@ -22,14 +23,15 @@ _COUNTS_MAX: Final = 20_000  # of one topic or group: two weeks of overdue minut
 class DueCalls:
     """RPC of due times. Raise ``Refused`` for an unknown topic, ``BrokerUnavailable`` for damage."""
 
-    def __init__(self, cell: RunningDaemon) -> None:
-        self._cell = cell
+    def __init__(self, store: Store, broker: EmbeddedBroker) -> None:
+        self._store = store
+        self._broker = broker
 
     async def get_due_histogram(self, request: wire.GetDueHistogramRequest) -> wire.GetDueHistogramResponse:
         """Return the pending entries of a topic, or of all topics and groups, by due time."""
-        pending = {scope: count for scope, count in self._cell.store.pending().items() if count > 0}
+        pending = {scope: count for scope, count in self._store.pending().items() if count > 0}
         if request.topic:
-            known = self._cell.broker.names.topics.get(check_topic(request.topic))
+            known = self._broker.names.topics.get(check_topic(request.topic))
             if known is None:
                 raise topic_unknown(request.topic)
             pending = {known.topic_id: pending.get(known.topic_id, 0)}
@@ -40,7 +42,7 @@ class DueCalls:
             raise BrokerUnavailable(str(error)) from error
 
     def _histogram(self, pending: dict[int, int]) -> wire.GetDueHistogramResponse:
-        store = self._cell.store
+        store = self._store
         now_ms = store.clock.now_ms()
         until_ms = now_ms // BUCKET_MS * BUCKET_MS + _HOURS * _MINUTES * BUCKET_MS
         scopes = sorted(pending, key=lambda scope: -pending[scope])[:SCOPES_MAX]

@@ -9,11 +9,12 @@ from functools import partial
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.requests.mapping import filled
+from dmq.broker import EmbeddedBroker
 from dmq.broker.operations import in_flight
 from dmq.errors import StoreError
 from dmq.recovery import SHOWN_MAX, LedgerVerifier, Verification, no_ledger
+from dmq.store import Store
 from dmq.store.schema.accounting.counts import BUCKET_MS
 from dmq.trail.ledger import Difference, Ledger, TopicBook, read_books
 
@@ -25,14 +26,15 @@ _BUCKETS_MAX = 20_000  # the minutes of a week, and overdue ones
 class LedgerCalls:
     """RPCs of the ledger. Raise ``Refused`` for invalid input, ``BrokerUnavailable`` for damage."""
 
-    def __init__(self, cell: RunningDaemon, verifier: LedgerVerifier | None) -> None:
+    def __init__(self, store: Store, broker: EmbeddedBroker, verifier: LedgerVerifier | None) -> None:
         """Without a ``verifier`` verifications are refused."""
-        self._cell = cell
+        self._store = store
+        self._broker = broker
         self._verifier = verifier
 
     async def get_ledger(self, request: wire.GetLedgerRequest) -> wire.GetLedgerResponse:
         """Return the terms of a topic, or of all topics, and their imbalances."""
-        store = self._cell.store
+        store = self._store
         if store.ledger_head is None:
             raise no_ledger()
         topic = check_topic(request.topic) if request.topic else ""
@@ -51,8 +53,8 @@ class LedgerCalls:
         return _verification(self._verifier.state(request.number) if request.number else await self._verifier.verify())
 
     def _answer(self, topic: str, *, with_groups: bool) -> wire.GetLedgerResponse:
-        leased = self._cell.broker.lags.leased() if with_groups else Counter()
-        head, ledger = self._cell.store.ledger_head, read_books(self._cell.store)
+        leased = self._broker.lags.leased() if with_groups else Counter()
+        head, ledger = self._store.ledger_head, read_books(self._store)
         books, differences = ledger.topics(), ledger.differences()
         if topic:
             books = [book for book in books if ledger.name(book.topic_id) == topic]
@@ -89,7 +91,7 @@ class LedgerCalls:
 
     def _due(self, book: TopicBook) -> wire.LedgerDue:
         """Return pending messages by due time. Whole minutes are counted, shortly after the terms were read."""
-        store = self._cell.store
+        store = self._store
         now_ms = store.clock.now_ms()
         found = store.due_counts(book.topic_id, 0, now_ms + _SPANS[-1][1], limit=_BUCKETS_MAX)
         due = wire.LedgerDue()

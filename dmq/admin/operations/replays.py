@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -11,7 +12,6 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.operations.messages import MessageCalls
 from dmq.admin.requests import validate
 from dmq.cluster import Fate, InnerTopic, TakenMessage
@@ -23,13 +23,14 @@ REPLAY_MAX: Final = 32  # messages of one call
 class ReplayCalls:
     """RPC of replays. Raise ``Refused`` for invalid input; exceptions of the store pass through."""
 
-    def __init__(self, cell: RunningDaemon, messages: MessageCalls) -> None:
-        self._cell = cell
+    def __init__(self, inner: Callable[[], InnerTopic | None], messages: MessageCalls) -> None:
+        """``inner`` returns the inner topic, or None if the daemon has none."""
+        self._inner = inner
         self._messages = messages
 
     async def replay_messages(self, request: wire.ReplayMessagesRequest) -> wire.ReplayMessagesResponse:
         """Accept messages as if they had been fetched now; messages of a message group keep their order."""
-        inner = self._cell.inner
+        inner = self._inner()
         if inner is None:
             why = "this daemon has no inner topic; start it with --broker rocketmq and --inner-topic"
             raise Refused(Rule.REQUEST, why, value=request.inner_topic)

@@ -9,8 +9,8 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.topics import check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.cell import RunningDaemon
 from dmq.admin.requests import mapping, validate
+from dmq.broker import EmbeddedBroker
 from dmq.broker.schedules import NewSchedule, ScheduleStatus, check_name, largest, sample
 from dmq.runtime.slices import in_slices
 from dmq.store.schema.messages.recurring import CatchUp
@@ -31,25 +31,25 @@ class ScheduleCalls:
     """RPCs of schedules. Raise ``Refused`` for invalid input; exceptions of the broker pass through."""
 
     def __init__(
-        self, cell: RunningDaemon, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
+        self, broker: EmbeddedBroker, check_message: CheckMessage = lambda _: None, add: AddSchedule | None = None
     ) -> None:
         """``check_message`` raises for messages that no client may send. ``add`` creates a schedule, by default in the
         broker.
         """
-        self._cell = cell
+        self._broker = broker
         self._check_message = check_message
         self._add = add
 
     async def add_schedule(self, request: wire.AddScheduleRequest) -> wire.AddScheduleResponse:
         """Create a schedule."""
         wanted = self._wanted(request.schedule)
-        found, is_new = await (self._add or self._cell.broker.schedules.add)(wanted, is_replacing=request.replace)
+        found, is_new = await (self._add or self._broker.schedules.add)(wanted, is_replacing=request.replace)
         return wire.AddScheduleResponse(schedule=_shown(found), is_new=is_new)
 
     async def topic_of(self, name: str) -> str:
         """Return the topic of a schedule; empty if there is no such schedule."""
         try:
-            return (await self._cell.broker.schedules.show(name)).topic
+            return (await self._broker.schedules.show(name)).topic
         except Refused:
             return ""
 
@@ -57,13 +57,13 @@ class ScheduleCalls:
         """List a page of schedules."""
         topic = check_topic(request.topic) if request.topic else ""
         token, limit = validate.check_token(request.token), validate.check_limit(request.limit)
-        found, next_token = await self._cell.broker.schedules.page(topic=topic, token=token, limit=limit)
+        found, next_token = await self._broker.schedules.page(topic=topic, token=token, limit=limit)
         schedules = [_shown(each) async for each in in_slices(found)]
         return wire.ListSchedulesResponse(schedules=schedules, next_token=next_token)
 
     async def get_schedule(self, request: wire.GetScheduleRequest) -> wire.GetScheduleResponse:
         """Return one schedule with its message."""
-        found = await self._cell.broker.schedules.show(request.name)
+        found = await self._broker.schedules.show(request.name)
         shown = _shown(found)
         content = mapping.content_if_readable(found.payload, with_body=request.with_body)
         if content is not None:
@@ -71,13 +71,13 @@ class ScheduleCalls:
         return wire.GetScheduleResponse(schedule=shown)
 
     async def pause_schedule(self, request: wire.PauseScheduleRequest) -> wire.PauseScheduleResponse:
-        return wire.PauseScheduleResponse(schedule=_shown(await self._cell.broker.schedules.pause(request.name)))
+        return wire.PauseScheduleResponse(schedule=_shown(await self._broker.schedules.pause(request.name)))
 
     async def resume_schedule(self, request: wire.ResumeScheduleRequest) -> wire.ResumeScheduleResponse:
-        return wire.ResumeScheduleResponse(schedule=_shown(await self._cell.broker.schedules.resume(request.name)))
+        return wire.ResumeScheduleResponse(schedule=_shown(await self._broker.schedules.resume(request.name)))
 
     async def remove_schedule(self, request: wire.RemoveScheduleRequest) -> wire.RemoveScheduleResponse:
-        return wire.RemoveScheduleResponse(schedule=_shown(await self._cell.broker.schedules.remove(request.name)))
+        return wire.RemoveScheduleResponse(schedule=_shown(await self._broker.schedules.remove(request.name)))
 
     def _wanted(self, asked: wire.Schedule) -> NewSchedule:
         check_name(asked.name)
