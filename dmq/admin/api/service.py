@@ -15,19 +15,21 @@ from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.audits import AuditCalls
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import RunningDaemon
-from dmq.admin.operations.changes import ChangeCalls
 from dmq.admin.operations.clients import ClientCalls
 from dmq.admin.operations.clock import ClockCalls
-from dmq.admin.operations.due import DueCalls
 from dmq.admin.operations.events import EventCalls
 from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.ledger import LedgerCalls
-from dmq.admin.operations.letters import LetterCalls
-from dmq.admin.operations.message_jobs import MessageJobCalls
-from dmq.admin.operations.messages import MessageCalls
-from dmq.admin.operations.property_search import PropertyCalls
+from dmq.admin.operations.messages import (
+    ChangeCalls,
+    DueCalls,
+    LetterCalls,
+    MessageCalls,
+    MessageJobCalls,
+    PropertyCalls,
+    ReplayCalls,
+)
 from dmq.admin.operations.quotas import QuotaCalls
-from dmq.admin.operations.replays import ReplayCalls
 from dmq.admin.operations.schedules import ScheduleCalls
 from dmq.admin.operations.topics import TopicCalls
 from dmq.admin.requests.client_source import ClientSilent

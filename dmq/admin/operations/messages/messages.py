@@ -22,7 +22,7 @@ from broker_adapter.contracts.message import pack_id, unpack_id
 from broker_adapter.contracts.own_keys import check_own_key
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.property_search import rows_of
+from dmq.admin.operations.messages.property_search import rows_of
 from dmq.admin.requests import mapping, validate
 from dmq.admin.requests.message_query import check_filter, resolve
 from dmq.broker import EmbeddedBroker

@@ -7,7 +7,7 @@ from support.rigs.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import Refused
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.due import histogram
+from dmq.admin.operations.messages.due import histogram
 from dmq.store.schema.accounting.counts import BUCKET_MS, DueCount
 
 HOUR_MS = 60 * BUCKET_MS

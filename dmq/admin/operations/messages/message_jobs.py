@@ -9,7 +9,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.contracts.topics import check_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.messages import listed
+from dmq.admin.operations.messages.messages import listed
 from dmq.admin.requests import mapping, validate
 from dmq.admin.requests.message_query import filter_of
 from dmq.broker import EmbeddedBroker

@@ -14,8 +14,8 @@ from support.rigs.brokers import TOPIC, EmbeddedRig, every_durable_broker, recei
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import pack_id
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations import messages as listing
-from dmq.admin.operations.messages import MessageCalls
+from dmq.admin.operations.messages import messages as listing
+from dmq.admin.operations.messages.messages import MessageCalls
 from dmq.broker.delayed.changes import Meant
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import Family

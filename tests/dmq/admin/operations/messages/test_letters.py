@@ -9,7 +9,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations import letters as module
+from dmq.admin.operations.messages import letters as module
 from dmq.admin.requests.mapping import filter_of, wire_filter, wire_job
 from retry.dead_letter import DeadFilter, Job, JobKind, JobState
 from retry.policy import Reason

@@ -12,7 +12,7 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.messages import MessageCalls
+from dmq.admin.operations.messages.messages import MessageCalls
 from dmq.admin.requests import validate
 from dmq.cluster import Fate, InnerTopic, TakenMessage
 from dmq.states import MessageState
