@@ -17,8 +17,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.cell import RunningDaemon
-from dmq.admin.operations.quotas import QuotaCalls
-from dmq.admin.operations.schedules import ScheduleCalls
+from dmq.admin.operations.objects import QuotaCalls, ScheduleCalls
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address

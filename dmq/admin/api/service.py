@@ -15,10 +15,8 @@ from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.audits import AuditCalls
 from dmq.admin.operations.backups import BackupCalls, Backups
 from dmq.admin.operations.cell import RunningDaemon
-from dmq.admin.operations.clients import ClientCalls
 from dmq.admin.operations.clock import ClockCalls
 from dmq.admin.operations.events import EventCalls
-from dmq.admin.operations.groups import GroupCalls
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.messages import (
     ChangeCalls,
@@ -29,9 +27,7 @@ from dmq.admin.operations.messages import (
     PropertyCalls,
     ReplayCalls,
 )
-from dmq.admin.operations.quotas import QuotaCalls
-from dmq.admin.operations.schedules import ScheduleCalls
-from dmq.admin.operations.topics import TopicCalls
+from dmq.admin.operations.objects import ClientCalls, GroupCalls, QuotaCalls, ScheduleCalls, TopicCalls
 from dmq.admin.requests.client_source import ClientSilent
 from dmq.errors import DmqError
 from dmq.recovery import AuditRuns, LedgerVerifier, Snapshots

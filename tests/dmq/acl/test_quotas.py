@@ -13,7 +13,7 @@ from dmq.acl.gate import holders_of
 from dmq.acl.quotas import ADDRESS, KEY, Holder, OverQuota, Quota, QuotaBounds, Quotas, default_of
 from dmq.acl.rules import AccessKey
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.quotas import QuotaCalls
+from dmq.admin.operations.objects import QuotaCalls
 from dmq.http2 import LOOPBACK, Admission
 
 SHOP, BARE = Holder(KEY, "shop"), Holder(KEY, "bare")

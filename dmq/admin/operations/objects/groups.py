@@ -12,7 +12,7 @@ from broker_adapter.contracts.errors import Refused, Rule, group_unknown
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
 from broker_adapter.contracts.topics import DEAD_LETTER_PREFIX, check_group, check_topic, dead_letter_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.pages import page_of
+from dmq.admin.operations.objects.pages import page_of
 from dmq.admin.requests import mapping, validate
 from dmq.broker import EmbeddedBroker
 from dmq.broker.groups import GroupSubscription

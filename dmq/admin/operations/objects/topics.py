@@ -13,8 +13,8 @@ from broker_adapter.contracts.errors import Refused, Rule, topic_unknown
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.contracts.topics import check_topic, retry_topic
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.pages import page_of
-from dmq.admin.operations.topic_quotas import quotas_of, with_halves
+from dmq.admin.operations.objects.pages import page_of
+from dmq.admin.operations.objects.topic_quotas import quotas_of, with_halves
 from dmq.admin.requests import mapping, validate
 from dmq.broker import EmbeddedBroker
 from dmq.broker.groups import edges
