@@ -18,7 +18,7 @@ from pathlib import Path
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.runtime.extras import ExtraMissing
 from dmq.acl.file import read as read_keys
-from dmq.admin.operations.periodic_backups import rule_of
+from dmq.admin.operations.daemon import rule_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.opening import require_replica, require_trail

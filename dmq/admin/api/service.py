@@ -13,9 +13,7 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.api.redaction import Redaction
 from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.audits import AuditCalls
-from dmq.admin.operations.backups import BackupCalls, Backups
-from dmq.admin.operations.cell import RunningDaemon
-from dmq.admin.operations.clock import ClockCalls
+from dmq.admin.operations.daemon import BackupCalls, Backups, ClockCalls, RunningDaemon
 from dmq.admin.operations.events import EventCalls
 from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.messages import (

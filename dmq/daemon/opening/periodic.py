@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from dmq.admin.operations.backups import Backups
-from dmq.admin.operations.cell import RunningDaemon
-from dmq.admin.operations.periodic_backups import PeriodicBackups, rule_of
+from dmq.admin.operations.daemon import Backups, PeriodicBackups, RunningDaemon, rule_of
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.metrics.registry import Metrics

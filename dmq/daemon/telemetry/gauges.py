@@ -8,8 +8,7 @@ from functools import partial
 import structlog
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.overdue import OverdueCount
-from dmq.admin.operations.periodic_backups import PeriodicBackups
+from dmq.admin.operations.daemon import OverdueCount, PeriodicBackups
 from dmq.broker import EmbeddedBroker
 from dmq.broker.topics import Names
 from dmq.config.settings import DaemonConfig

@@ -24,7 +24,7 @@ from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
 from dmq.admin.client import client
-from dmq.admin.operations.cell import RunningDaemon
+from dmq.admin.operations.daemon import RunningDaemon
 from dmq.admin.operations.objects import QuotaCalls
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address

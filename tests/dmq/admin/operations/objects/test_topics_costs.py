@@ -20,9 +20,9 @@ from support.rigs.stores import GatedEngine
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import retry_topic
 from dmq.admin import admin_v1 as wire
+from dmq.admin.operations.daemon import OverdueCount
 from dmq.admin.operations.objects import topics as topics_module
 from dmq.admin.operations.objects.groups import GroupCalls
-from dmq.admin.operations.overdue import OverdueCount
 from dmq.broker.groups.queue_front import edges
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.broker.io.commits import Commits

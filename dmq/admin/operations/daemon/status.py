@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.clock import clock_of
+from dmq.admin.operations.daemon.clock import clock_of
+from dmq.admin.operations.daemon.overdue import OverdueCount
+from dmq.admin.operations.daemon.periodic_backups import PeriodicBackups
 from dmq.admin.operations.objects import fullest, refusals
-from dmq.admin.operations.overdue import OverdueCount
-from dmq.admin.operations.periodic_backups import PeriodicBackups
 from dmq.broker import EmbeddedBroker
 from dmq.broker.topics import Names
 from dmq.cluster import InnerTopic

@@ -23,9 +23,9 @@ from support.rigs.store_rig import held
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.admin.client.client import AdminClient
-from dmq.admin.operations import backups as admin_backups
-from dmq.admin.operations.backups import Backups
-from dmq.admin.operations.periodic_backups import AGAIN_MS, BackupRule, PeriodicBackups, due_ms
+from dmq.admin.operations.daemon import backups as admin_backups
+from dmq.admin.operations.daemon.backups import Backups
+from dmq.admin.operations.daemon.periodic_backups import AGAIN_MS, BackupRule, PeriodicBackups, due_ms
 from dmq.errors import DmqError, StoreCorrupt, StoreFull
 from dmq.recovery import check_store
 from dmq.recovery.backups.folder import BackupFolder

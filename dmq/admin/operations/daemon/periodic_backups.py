@@ -17,7 +17,7 @@ import structlog
 
 from broker_adapter.contracts.errors import BrokerError, Refused
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.backups import Backups
+from dmq.admin.operations.daemon.backups import Backups
 from dmq.broker.schedules import RuleError, next_time, read_cron, zone_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import format_duration
