@@ -1,7 +1,7 @@
 """Admin API for operators: ``rockdmq.admin.v1``, on the same port as the public protocol.
 
 ``api``         the service: access from the options of the RPCs, dispatch, masks, transports
-``operations``  one class per subject with one method per RPC, on the store and the broker
+``operations``  a class with a method per RPC for each subject: ``daemon``, ``objects``, ``messages``, ``trail``
 ``requests``    validation, and the mapping of values of ``retry`` to the wire, for both ends
 ``client``      synchronous client, used by the command line and the hook
 ``admin_v1``    wire classes, in the private protobuf pool

@@ -15,9 +15,9 @@ import structlog
 from broker_adapter.runtime.clock import Clock
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.service import AdminService
-from dmq.admin.operations.activity import ActivityLog
 from dmq.admin.operations.daemon import RunningDaemon
 from dmq.admin.operations.objects import QuotaCalls, ScheduleCalls
+from dmq.admin.operations.trail import ActivityLog
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address

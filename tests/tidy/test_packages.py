@@ -23,7 +23,6 @@ OPEN = frozenset(
         "dmq.acl",
         "dmq.admin.api",
         "dmq.admin.client",
-        "dmq.admin.operations",
         "dmq.admin.requests",
         "dmq.cli.bulk",
         "dmq.cli.output",

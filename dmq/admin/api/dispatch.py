@@ -13,7 +13,7 @@ from dmq.acl.signature import Header
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.access import RPCS, answer_for, lacking
 from dmq.admin.api.service import AdminService
-from dmq.admin.operations.activity import AdminCaller
+from dmq.admin.operations.trail import AdminCaller
 from dmq.admin.requests.validate import HEADER_WHY_CHARS_MAX, WHY_HEADER
 
 

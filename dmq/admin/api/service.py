@@ -11,11 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire
 from dmq.admin.api.redaction import Redaction
-from dmq.admin.operations.activity import ActivityLog
-from dmq.admin.operations.audits import AuditCalls
 from dmq.admin.operations.daemon import BackupCalls, Backups, ClockCalls, RunningDaemon
-from dmq.admin.operations.events import EventCalls
-from dmq.admin.operations.ledger import LedgerCalls
 from dmq.admin.operations.messages import (
     ChangeCalls,
     DueCalls,
@@ -26,6 +22,7 @@ from dmq.admin.operations.messages import (
     ReplayCalls,
 )
 from dmq.admin.operations.objects import ClientCalls, GroupCalls, QuotaCalls, ScheduleCalls, TopicCalls
+from dmq.admin.operations.trail import ActivityLog, AuditCalls, EventCalls, LedgerCalls
 from dmq.admin.requests.client_source import ClientSilent
 from dmq.errors import DmqError
 from dmq.recovery import AuditRuns, LedgerVerifier, Snapshots

@@ -9,7 +9,7 @@ from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, every_durable_broker
 
 from broker_adapter.contracts.errors import Refused
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations import events
+from dmq.admin.operations.trail import events
 
 pytestmark = pytest.mark.contract
 HOUR_MS = 3_600_000

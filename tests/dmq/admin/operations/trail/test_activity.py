@@ -22,8 +22,8 @@ from dmq.admin import admin_v1 as wire
 from dmq.admin.api.dispatch import AdminDispatcher
 from dmq.admin.api.service import AdminService
 from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
-from dmq.admin.operations import activity as module
-from dmq.admin.operations.activity import ActivityLog, AdminCaller, what_of
+from dmq.admin.operations.trail import activity as module
+from dmq.admin.operations.trail.activity import ActivityLog, AdminCaller, what_of
 from dmq.errors import StoreBusy
 from dmq.store.backup import back_up
 from dmq.store.schema.messages.index import Receipt

@@ -12,7 +12,7 @@ import pytest
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.operations.audits import HOURS_MAX, LISTED_MAX, AuditCalls
+from dmq.admin.operations.trail.audits import HOURS_MAX, LISTED_MAX, AuditCalls
 from dmq.recovery import PAGE, PAGE_BYTES_MAX, SUMMARY, SUMMARY_BYTES_MAX, AuditRuns
 
 pytestmark = pytest.mark.unit
