@@ -21,7 +21,7 @@ import psutil
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 _READY_S_MAX = 60.0
 _STOP_S_MAX = 60.0

@@ -18,7 +18,7 @@ from bench.load import LoadFailed, check
 from bench.place import directory
 from bench.plan import Plan
 from broker_adapter.runtime.clock import SystemClock
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 _PLACES = {"queue": "durable in its queue (whole ms)", "consumer": "handed out to a waiting consumer"}
 _LEAD_MS = 8_000  # for the generators to start, and for what is sent ahead

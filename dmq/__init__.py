@@ -24,7 +24,7 @@ if getattr(_retry, "DISTRIBUTION", None) != "rock-dmq":
     )
 
 if TYPE_CHECKING:
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
     from dmq.client import SidecarClient
     from dmq.producer_store import Spool, SpoolOptions, durable
     from retry import Delivered, Redelivery, Rejected, Spooled
@@ -44,7 +44,7 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "dmq.admin.client.client": "AdminClient",
+        "dmq.admin.client": "AdminClient",
         "dmq.client": "SidecarClient",
         "dmq.producer_store": "durable Spool SpoolOptions",
         "retry": "Delivered Redelivery Rejected Spooled",

@@ -31,7 +31,7 @@ from support.rigs.daemon import Daemon
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 TARGET: Final = Path(__file__).resolve().parents[1] / "docs" / "pictures" / "console"
 QUALITY: Final = 38  # of WebP, in percent

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dmq.admin import admin_v1 as admin_wire
-from dmq.admin.client.channel import open_channel, told_of_tls
-from dmq.admin.client.client import AdminClient, CallRefused, DaemonUnavailable, NotFound
+from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable, NotFound, open_channel, told_of_tls
 from dmq.errors import DmqError
 from retry.sink import SinkError, SinkUnavailable
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dmq.acl.rules import ADMINISTRATOR
-from dmq.admin.client.client import AdminClient, CallFailed, CallRefused, NotAllowed
+from dmq.admin.client import AdminClient, CallFailed, CallRefused, NotAllowed
 
 
 class AllowedCalls:

@@ -23,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from broker_adapter.runtime.clock import Clock, SystemClock
-from dmq.admin.client.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
+from dmq.admin.client import CallRefused, DaemonUnavailable, NotAllowed, NotFound
 from dmq.config.units import format_time, is_loopback
 from dmq.console import shown
 from dmq.console.access import AllowedCalls

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
-from dmq.admin.client.client import AdminClient, NotAllowed
-from dmq.admin.client.rates import Sample, rates, sample_of
+from dmq.admin.client import AdminClient, NotAllowed, Sample, rates_of, sample_of
 from dmq.console.views import Values, dead_of, due_of, status_of
 from dmq.errors import DmqError
 
@@ -78,7 +77,7 @@ class OverviewFeed(Feed):
                 self._dead = None
             parts["due"] = self._render("_due.html.j2", due_of(self._client, "", self._span))
         self._count += 1
-        now = rates(self._samples)
+        now = rates_of(self._samples)
         values |= {"rates": now, "dead": self._dead}
         parts |= {"band": self._render("_band.html.j2", values), "figures": self._render("_figures.html.j2", values)}
         return {"parts": parts, "at_ms": status.now_ms, "rates": now}

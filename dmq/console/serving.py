@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from broker_adapter.wire.signature import Signer
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.config.contexts import ClientTls
 from dmq.config.units import is_loopback
 from dmq.console.app import Console, ConsoleSettings

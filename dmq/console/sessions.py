@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from broker_adapter.runtime.clock import Clock, SystemClock
 from broker_adapter.wire.signature import Signer
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 SESSIONS_MAX: Final = 1_000  # with an access key; the one that was used least recently ends
 IDLE_S_MAX: Final = 8 * 3600.0

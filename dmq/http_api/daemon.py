@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from broker_adapter.contracts.limits import REQUEST_BYTES_MAX
 from broker_adapter.wire.pool import Method, option
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.channel import open_async_channel
+from dmq.admin.client import open_async_channel
 from dmq.config.contexts import ClientTls
 from dmq.http_api.callers import Metadata
 from dmq.http_api.problems import of_call

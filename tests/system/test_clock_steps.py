@@ -15,7 +15,7 @@ from support.rigs.daemon import Daemon
 from support.rigs.wall_shim import WallShim
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.fault
 YEAR_MS = 365 * 24 * 3_600_000

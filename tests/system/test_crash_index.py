@@ -23,7 +23,7 @@ from support.rigs.daemon import Daemon
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import DmqError
 from dmq.recovery import check_store
 

@@ -22,7 +22,6 @@ OPEN = frozenset(
         "broker_adapter.wire",
         "dmq.acl",
         "dmq.admin.api",
-        "dmq.admin.client",
         "dmq.admin.requests",
         "dmq.cli.bulk",
         "dmq.cli.output",

@@ -22,7 +22,7 @@ def sample_of(status: wire.GetStatusResponse) -> Sample:
     return Sample(status.now_ms, status.totals.accepted, status.totals.delivered, status.totals.acked)
 
 
-def rates(samples: Sequence[Sample]) -> dict[str, float] | None:
+def rates_of(samples: Sequence[Sample]) -> dict[str, float] | None:
     """Return the messages per second between the first and the last sample; None without two of one run."""
     if len(samples) < 2:
         return None

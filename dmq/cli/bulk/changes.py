@@ -25,7 +25,7 @@ from dmq.errors import DmqError
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 BATCH = 1_000  # outcomes of a page
 UNCONFIRMED_MAX = 1_000  # messages of a change that needs no typed name

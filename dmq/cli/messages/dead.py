@@ -46,7 +46,7 @@ from retry.policy import Reason
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = noun("dead")
 

@@ -17,7 +17,7 @@ from dmq.cli.session.options import AfterOption, LimitOption, Session, with_sess
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = single()
 
@@ -120,7 +120,7 @@ def find(
 
 def _by_index(client: AdminClient, topic: str, wanted: str) -> Iterator[Match]:
     """Yield the message of a topic by its id or own key, with its state for each group."""
-    from dmq.admin.client.client import CallRefused
+    from dmq.admin.client import CallRefused
 
     for message_id, own_key in ((wanted, ""), ("", wanted)):
         with suppress(CallRefused):  # the text is not a valid id or own key
@@ -171,7 +171,7 @@ class _Search:
 
 
 def _places(client: AdminClient, topics: Sequence[str]) -> Iterator[_Place]:
-    from dmq.admin.client.client import NotAllowed
+    from dmq.admin.client import NotAllowed
 
     yield from (_Place(_TOPIC, each) for each in topics)
     with suppress(NotAllowed):  # the access key has rights on topics only

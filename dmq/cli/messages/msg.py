@@ -54,7 +54,7 @@ from retry.failure_reason import NOT_REPORTED
 if TYPE_CHECKING:
     from broker_adapter.wire import rocketmq_v2 as public
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = noun("msg")
 

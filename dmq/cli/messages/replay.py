@@ -31,7 +31,7 @@ from dmq.cli.session.options import Consent, Session, with_reason
 if TYPE_CHECKING:
     from broker_adapter.remoting import Reading, StoredMessage, UnreadableMessage
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
     from dmq.trail.export import Spared
 
 app = single()
@@ -195,7 +195,7 @@ class _Call:
         del messages[:]
 
     async def _replayed(self) -> list[wire.Replayed]:
-        from dmq.admin.client.client import DaemonUnavailable
+        from dmq.admin.client import DaemonUnavailable
 
         for pause_s in _PAUSES_S:
             try:

@@ -29,7 +29,7 @@ from dmq.cli.session.options import (
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = noun("retry")
 

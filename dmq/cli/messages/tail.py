@@ -18,7 +18,7 @@ from dmq.config.units import format_time
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = single()
 
@@ -84,7 +84,7 @@ class TailPosition:
         return found.begin_offset
 
     def _page(self, client: AdminClient, queue_id: int, at: int) -> wire.PeekMessagesResponse:
-        from dmq.admin.client.client import CallRefused
+        from dmq.admin.client import CallRefused
 
         try:
             return client.peek(

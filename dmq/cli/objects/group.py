@@ -29,7 +29,7 @@ from retry.policy import RetryPolicy, delay_ms
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = noun("group")
 
@@ -203,7 +203,7 @@ def set_policy(
 
 
 def _policy_now(client: AdminClient, group: str) -> RetryPolicy | None:
-    from dmq.admin.client.client import NotFound
+    from dmq.admin.client import NotFound
     from dmq.admin.requests.mapping import policy_of as read
 
     try:

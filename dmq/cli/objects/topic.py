@@ -27,7 +27,7 @@ from dmq.config.units import format_duration, format_size, format_time, parse_du
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 app = noun("topic")
 

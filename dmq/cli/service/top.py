@@ -18,8 +18,7 @@ from dmq.config.units import format_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
-    from dmq.admin.client.client import AdminClient
-    from dmq.admin.client.rates import Sample
+    from dmq.admin.client import AdminClient, Sample
 
 app = single()
 
@@ -49,7 +48,7 @@ class LiveFigures:
     def read(self) -> tuple[wire.GetStatusResponse, Lists]:
         """Ask the daemon."""
         from broker_adapter.runtime.clock import SystemClock
-        from dmq.admin.client.rates import sample_of
+        from dmq.admin.client import sample_of
 
         with self._session.connect() as client:
             status = client.status()
@@ -66,10 +65,10 @@ class LiveFigures:
 
     def draw(self) -> None:
         """Print the figures."""
-        from dmq.admin.client.rates import rates
+        from dmq.admin.client import rates_of
 
         status, lists = self.read()
-        due, now = lists.due, rates(self._samples)
+        due, now = lists.due, rates_of(self._samples)
         rows = _rows()
         topics, groups = lists.topics[:rows], lists.groups[:rows]
         plain = {

@@ -59,7 +59,7 @@ def listening(
 
 def _require_keys(target: Target, timeout_s: float, hint: str) -> None:
     """Raise a usage error if the daemon serves callers without an access key."""
-    from dmq.admin.client.client import AdminClient, NotAllowed
+    from dmq.admin.client import AdminClient, NotAllowed
 
     with AdminClient(target.address, timeout_s=timeout_s, tls=target.tls) as client:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 _TIMEOUT = "1s"
 

@@ -34,7 +34,7 @@ from dmq.config.units import parse_address, parse_duration
 
 if TYPE_CHECKING:
     from broker_adapter.wire.signature import Signer
-    from dmq.admin.client.client import AdminClient
+    from dmq.admin.client import AdminClient
 
 TIMEOUT_S_DEFAULT = 5.0
 WHY_CHARS_MAX = 200
@@ -264,7 +264,7 @@ class Session:
     def connect(self) -> Iterator[AdminClient]:
         """Yield a client of the daemon; its errors end the command with the right exit code."""
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs of a handshake are replaced by one line of ours
-        from dmq.admin.client.client import (
+        from dmq.admin.client import (
             AdminClient,
             CallFailed,
             CallRefused,

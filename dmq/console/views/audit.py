@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallFailed, CallRefused, NotFound
+from dmq.admin.client import AdminClient, CallFailed, CallRefused, NotFound
 from dmq.config.units import format_time
 from dmq.console.shown import count, duration
 from dmq.console.views.daemon import state_of

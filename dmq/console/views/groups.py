@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.console.views.screens import Query, Screen, Values, command
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotFound
+from dmq.admin.client import AdminClient, CallRefused, NotFound
 from dmq.console.views.letters import Choice, choice_in, ids_of, page_of
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, command, number_in, topic_names, word_of
 

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed, NotFound
+from dmq.admin.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.console.views.screens import (
     PAGE,
     Form,

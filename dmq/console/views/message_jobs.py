@@ -8,7 +8,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotFound
+from dmq.admin.client import AdminClient, CallRefused, NotFound
 from dmq.config.units import After, format_duration, format_time, parse_around
 from dmq.console.views.jobs import UNCONFIRMED_MAX, rate_in
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, command, number_in, topic_names, word_of

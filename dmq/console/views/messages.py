@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
+from dmq.admin.client import AdminClient, CallRefused, NotAllowed
 from dmq.admin.requests.message_query import QueryRefused, completions, resolve
 from dmq.config.units import After, parse_when
 from dmq.console.views.message_jobs import jobs_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused
+from dmq.admin.client import AdminClient, CallRefused
 from dmq.config.units import parse_duration, parse_size
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, command, number_in
 

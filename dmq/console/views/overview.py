@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, NotAllowed
+from dmq.admin.client import AdminClient, NotAllowed
 from dmq.console.views.screens import Query, Screen, Values, command, topic_names, word_of
 
 

@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
+from dmq.admin.client import AdminClient, CallRefused, NotAllowed
 from dmq.console.views.screens import CALLS_PER_PAGE_MAX, PAGE, Form, Query, Screen, Values, command, number_in
 
 _CHANGES: Final = ("run-now", "to-dead")

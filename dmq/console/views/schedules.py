@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlencode
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotAllowed
+from dmq.admin.client import AdminClient, CallRefused, NotAllowed
 from dmq.config.units import parse_duration
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, body_in, command, is_unmasked, topic_names
 

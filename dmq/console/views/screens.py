@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused
+from dmq.admin.client import AdminClient, CallRefused
 from dmq.console.shown import Body, body_of
 
 PAGE: Final = 50

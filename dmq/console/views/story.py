@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, NotAllowed
+from dmq.admin.client import AdminClient, NotAllowed
 from dmq.console.views.screens import Query, Screen, Values, command
 
 READ_S_MAX: Final = 20.0  # the id column of each file of the trail is read

@@ -30,7 +30,7 @@ from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.rocketmq.addresses import Name, endpoints_of
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.rocketmq_server.transport.tls import self_signed
 
 pytestmark = pytest.mark.integration

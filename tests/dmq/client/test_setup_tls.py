@@ -11,7 +11,7 @@ import pytest
 from support.rigs.certificates import Signed, signed
 from support.rigs.daemon import Daemon, run_command
 
-from dmq.admin.client.client import AdminClient, DaemonUnavailable
+from dmq.admin.client import AdminClient, DaemonUnavailable
 from dmq.client import SidecarClient
 from dmq.config.contexts import ClientTls, ContextError
 from retry.sink import SinkUnavailable

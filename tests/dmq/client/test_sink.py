@@ -22,7 +22,7 @@ from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import set_duration
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.client import SidecarClient
 from dmq.client import holds as client_holds
 from dmq.client.calls import DaemonCalls, Told

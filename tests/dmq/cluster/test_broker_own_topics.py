@@ -16,7 +16,7 @@ from support.rigs.real_time_brokers import INVISIBLE_MS, a_message, now_ms
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.integration
 OWN = ("--embedded-topics", "own;mine*")

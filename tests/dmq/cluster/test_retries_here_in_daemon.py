@@ -21,7 +21,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.rocketmq import RocketMQBroker
 from broker_adapter.wire.mapping import decode
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
 

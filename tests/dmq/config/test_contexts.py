@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dmq.admin.client.client import AdminClient, DaemonUnavailable
+from dmq.admin.client import AdminClient, DaemonUnavailable
 from dmq.client import SidecarClient
 from dmq.config.contexts import (
     Context,

@@ -11,7 +11,7 @@ import pytest
 from support.rigs.consoles import GROUP, TOPIC, Site, console
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from support.rigs.consoles import GROUP, TOPIC, Open, Site, console, fill, messa
 from support.rigs.daemon import Daemon
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.browser
 

@@ -24,7 +24,7 @@ from support.rigs.daemon import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.browser
 

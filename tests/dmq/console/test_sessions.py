@@ -8,7 +8,7 @@ import pytest
 
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire.signature import Signer
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.console.sessions import IDLE_S_MAX, SESSIONS_MAX, BrowserSessions
 
 pytestmark = pytest.mark.unit

@@ -16,7 +16,7 @@ from support.clients.wire_client import WireClient, a_message, a_receive
 from support.rigs.daemon import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.fault
 _PATIENCE_S = 60.0

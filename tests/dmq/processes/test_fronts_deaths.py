@@ -21,7 +21,7 @@ from support.rigs.fronts import bent, until, until_gone, with_fronts
 from support.rigs.shim import Shim
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.fault
 

@@ -19,7 +19,7 @@ from support.rigs.daemon import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient, DaemonUnavailable
+from dmq.admin.client import AdminClient, DaemonUnavailable
 
 pytestmark = pytest.mark.integration
 _PATIENCE_S = 60.0

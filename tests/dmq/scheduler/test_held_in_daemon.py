@@ -11,7 +11,7 @@ from support.clients.official_client import LANGUAGES, OfficialClient
 from support.rigs.daemon import Daemon
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from support.rigs.stores import all_rows, schedule
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient, CallRefused
+from dmq.admin.client import AdminClient, CallRefused
 from dmq.errors import StoreCorrupt, StoreFailed, StoreLocked
 from dmq.store import backup as backups
 from dmq.store.backup import TargetTaken, back_up, back_up_stopped

@@ -19,7 +19,7 @@ from support.rigs.daemon import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused
+from dmq.admin.client import AdminClient, CallRefused
 from spark_audit.engines.table import TableEngine
 from spark_audit.explain import explained
 from spark_audit.jobs.audit import run_audit

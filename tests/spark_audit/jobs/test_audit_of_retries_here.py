@@ -15,7 +15,7 @@ from support.rigs.real_time_brokers import PATIENCE_S, a_message
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.message import Delivery
 from broker_adapter.wire.mapping import decode
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Fixed, RetryPolicy
 from spark_audit.engines.table import TableEngine

@@ -22,7 +22,7 @@ from support.effort import EFFORT
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.broker.handles.receipt_handle import read_receipt
 
 TOPIC, GROUP, UNDERTAKER = "crashed", "survivors", "undertaker"

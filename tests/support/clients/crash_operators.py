@@ -21,7 +21,7 @@ from support.clients.wire_client import Received, WireClient, a_message
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import DmqError
 
 INTERRUPTED, SIDE = "interrupted", "side"

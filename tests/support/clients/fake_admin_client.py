@@ -54,7 +54,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     """Put a fresh one in place of the real client; set its class attributes to change what it answers."""
     FakeClient.answers, FakeClient.failure = {"GetStatus": STATUS}, None
     FakeClient.opened, FakeClient.signers = [], []
-    monkeypatch.setattr("dmq.admin.client.client.AdminClient", FakeClient)
+    monkeypatch.setattr("dmq.admin.client.AdminClient", FakeClient)
     return FakeClient
 
 

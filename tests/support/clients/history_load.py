@@ -17,7 +17,7 @@ from support.models.message_history import Answer, Kind, Operation
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import DmqError
 
 TOPIC, GROUP = "histories", "readers"

@@ -17,7 +17,7 @@ from support.clients.official_client import Language, OfficialClient, can_run, r
 from support.rigs.daemon import run_command
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.admin.requests.mapping import wire_policy
 from retry.policy import Backoff, RetryPolicy
 

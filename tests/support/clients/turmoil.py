@@ -30,7 +30,7 @@ from support.rigs.wall_shim import WallShim
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.signature import Signer
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import DmqError
 
 RETRY_DELAYS_MS = (200, 500, 1_500)

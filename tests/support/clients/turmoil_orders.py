@@ -12,7 +12,7 @@ from support.clients.wire_client import Received, WireClient, a_message, a_recei
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import DmqError
 
 SIDE_TOPIC = "side"  # is removed now and then

@@ -20,7 +20,7 @@ from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable
 from broker_adapter.contracts.message import Envelope, unpack_id
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.runtime.clock import SystemClock
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 PATIENCE_S = 180.0 + 20 * EFFORT
 

@@ -13,7 +13,7 @@ from support.rigs.brokers import PATIENCE_S
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 _CLOCK = SystemClock()
 

@@ -19,7 +19,7 @@ from broker_adapter.wire import consumer_v1
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.signature import Signer
 from dmq.admin import admin_v1 as admin_wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 MINUTE_MS: Final = 60_000
 TOPIC: Final = "orders"

@@ -33,7 +33,7 @@ _IMPORTED = (
     "dmq.cli.app",
     "dmq.cli.service.serve",
     "dmq.daemon.process",
-    "dmq.admin.client.client",
+    "dmq.admin.client",
     "dmq.admin.api.http2",
     "dmq.rocketmq_server.transport.http2_server",
     "dmq.trail.files",

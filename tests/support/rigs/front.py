@@ -17,7 +17,7 @@ from broker_adapter.contracts.message import Delivery
 from broker_adapter.rocketmq import ClusterOptions, RocketMQBroker
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 
 @asynccontextmanager

@@ -139,7 +139,7 @@ def live_cell(
     was = structlog.get_config()  # what the broker logs has no place among what commands print
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger("critical"))
     try:
-        with patch("dmq.admin.client.client.AdminClient", WatchedClient):
+        with patch("dmq.admin.client.AdminClient", WatchedClient):
             live = LiveCell(path, acl=acl, transport=transport)
             try:
                 yield live

@@ -17,7 +17,7 @@ from support.rigs.daemon import Daemon, run_command, run_to_end
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient, NotAllowed
+from dmq.admin.client import AdminClient, NotAllowed
 from dmq.client import SidecarClient
 from retry.sink import Death, Entry, SinkError
 

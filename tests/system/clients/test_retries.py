@@ -17,7 +17,7 @@ from support.clients.scenarios import Scenarios, dead_letters, dmq, is_at_rest, 
 from support.rigs.daemon import Daemon
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from retry.policy import Fixed, Table
 
 pytestmark = pytest.mark.integration

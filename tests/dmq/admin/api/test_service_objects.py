@@ -10,7 +10,7 @@ from support.clients.wire_client import WireClient, a_message, a_receive
 from support.rigs.daemon import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotFound
+from dmq.admin.client import AdminClient, CallRefused, NotFound
 
 pytestmark = pytest.mark.integration
 _STRICT = os.environ | {"DMQ_TOPIC_AUTO_CREATE": "false", "DMQ_GROUP_AUTO_CREATE": "false", "DMQ_TRAIL": "off"}

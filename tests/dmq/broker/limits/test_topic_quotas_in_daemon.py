@@ -10,7 +10,7 @@ from support.clients.official_client import PYTHON, ClientError, OfficialClient
 from support.rigs.daemon import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 
 pytestmark = pytest.mark.integration
 

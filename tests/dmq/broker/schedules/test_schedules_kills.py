@@ -14,7 +14,7 @@ from support.rigs.daemon import Daemon
 from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.recovery import check_store
 
 TOPIC, PATIENCE_S = "ticks", 60.0

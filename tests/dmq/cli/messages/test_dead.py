@@ -12,7 +12,7 @@ import pytest
 from support.forges.letters import PURGE, REDRIVE, a_message, die, fail, finish, only, set_policy
 from support.rigs.live_cell import NOW, LiveCell
 
-from dmq.admin.client.client import DaemonUnavailable
+from dmq.admin.client import DaemonUnavailable
 from dmq.broker.operations import dead_letters
 from dmq.cli.bulk import progress
 

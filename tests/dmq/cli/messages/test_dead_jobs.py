@@ -12,7 +12,7 @@ from support.forges.letters import a_message, die
 from support.rigs.brokers import until
 from support.rigs.live_cell import LiveCell, WatchedClient
 
-from dmq.admin.client.client import CallFailed, DaemonUnavailable
+from dmq.admin.client import CallFailed, DaemonUnavailable
 from dmq.broker.operations import jobs as job_engine
 from dmq.cli.bulk import jobs as watched
 from dmq.cli.bulk import progress

@@ -13,7 +13,7 @@ from support.rigs.brokers import ack, receive
 from support.rigs.live_cell import NOW, LiveCell, WatchedClient
 
 from broker_adapter.wire import rocketmq_v2 as public
-from dmq.admin.client.client import DaemonUnavailable
+from dmq.admin.client import DaemonUnavailable
 
 BODY = b"caf\xc3\xa9 \x1b[31mred"
 

@@ -12,7 +12,7 @@ from support.rigs.live_cell import NOW, LiveCell
 from typer.testing import Result
 
 from broker_adapter.contracts.message import pack_id
-from dmq.admin.client.client import DaemonUnavailable
+from dmq.admin.client import DaemonUnavailable
 from dmq.broker.operations import message_jobs
 from dmq.cli.bulk import changes, confirm, engine
 from dmq.cli.bulk import jobs as watched

@@ -21,7 +21,7 @@ from broker_adapter.remoting.protocol.codes import Operation
 from broker_adapter.remoting.protocol.frames import RemotingFrame
 from broker_adapter.wire.delay import DELAY_LEVEL, DELIVER_AT_MS, INNER_GROUP, INNER_TOPIC
 from broker_adapter.wire.delay import TOPIC as REAL_TOPIC
-from dmq.admin.client.client import DaemonUnavailable
+from dmq.admin.client import DaemonUnavailable
 from dmq.cli.messages import replay
 from dmq.cluster.inner import InnerTopic
 from dmq.states import MessageState

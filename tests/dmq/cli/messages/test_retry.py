@@ -11,7 +11,7 @@ from support.forges.letters import fail, fail_again
 from support.rigs.brokers import TOPIC
 from support.rigs.live_cell import NOW, LiveCell
 
-from dmq.admin.client.client import CallFailed, DaemonUnavailable, NotAllowed
+from dmq.admin.client import CallFailed, DaemonUnavailable, NotAllowed
 from dmq.broker.failures import waiting_retries as retries
 from dmq.cli.bulk import progress
 

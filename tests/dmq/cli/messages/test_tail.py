@@ -16,7 +16,7 @@ from support.rigs.daemon import Daemon, run_command
 from support.rigs.live_cell import LiveCell
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused
+from dmq.admin.client import AdminClient, CallRefused
 from dmq.cli.messages.tail import TailFilter, TailPosition
 
 

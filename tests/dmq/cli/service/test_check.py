@@ -10,7 +10,7 @@ from support.clients.fake_admin_client import FakeClient, install, run_dmq
 from support.forges.admin_status import NOW, STATUS
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import DaemonUnavailable, NotAllowed
+from dmq.admin.client import DaemonUnavailable, NotAllowed
 from dmq.cli.service.check import MESSAGES, SIZE, TIME, CheckResult, CheckState, Figure, FigureLimits
 
 LINE = re.compile(r"DMQ( [A-Z]+)? (OK|WARNING|CRITICAL|UNKNOWN) - [^|\n]+( \|( [\w]+=\d+(ms|B)?;\d*:?;\d*:?;0)+)?\n")

@@ -14,7 +14,7 @@ from support.clients.fake_admin_client import run_dmq as run
 from support.forges.admin_status import STATUS
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
+from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound
 from dmq.cli.nouns import NOUNS
 from dmq.cli.service.status import replica_facts
 

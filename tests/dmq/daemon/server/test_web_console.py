@@ -18,7 +18,7 @@ from support.rigs.daemon import START_S_MAX, Daemon, run_to_end
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.extras import ExtraMissing
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.config.settings import CONSOLE_DEFAULT, DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.server.web import require_web, start_web

@@ -21,7 +21,7 @@ from support.rigs.daemon import Daemon, free_port
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.config.settings import ConfigError, load
 from retry.policy import Fixed
 

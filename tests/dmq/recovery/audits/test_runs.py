@@ -18,7 +18,7 @@ from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from broker_adapter.runtime import extras
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient, CallRefused
+from dmq.admin.client import AdminClient, CallRefused
 from dmq.recovery.audits.runs import LOG, AuditRuns
 from dmq.recovery.backups.snapshots import Snapshots
 

@@ -22,7 +22,7 @@ from support.rigs.stores import all_rows, put_batch
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import StoreError
 from dmq.recovery.check.ledger import LedgerVerifier, Verification
 from dmq.store.engines.rocks import RocksEngine, RocksOptions

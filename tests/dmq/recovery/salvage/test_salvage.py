@@ -36,7 +36,7 @@ from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1 as admin_wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.errors import StoreCorrupt, StoreLocked
 from dmq.recovery import salvage_store
 from dmq.recovery.salvage.salvage import Salvaged

@@ -16,7 +16,7 @@ from support.clients.wire_client import WireClient, a_message
 from support.rigs.daemon import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
-from dmq.admin.client.client import AdminClient, CallRefused, NotFound
+from dmq.admin.client import AdminClient, CallRefused, NotFound
 
 pytestmark = pytest.mark.integration
 

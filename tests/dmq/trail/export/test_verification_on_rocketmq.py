@@ -28,7 +28,7 @@ from broker_adapter.remoting.reading import Reading
 from broker_adapter.wire.delay import wrap
 from broker_adapter.wire.mapping import encode
 from dmq.admin import admin_v1 as wire
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.trail.export.verification import read_back
 
 pytestmark = pytest.mark.cluster

@@ -20,7 +20,7 @@ from support.rigs.brokers import an_envelope
 from support.rigs.daemon import Daemon
 
 from broker_adapter.runtime.clock import SystemClock
-from dmq.admin.client.client import AdminClient, CallRefused, DaemonUnavailable
+from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable
 from dmq.broker.broker import EmbeddedBroker
 from dmq.store.store import Store
 

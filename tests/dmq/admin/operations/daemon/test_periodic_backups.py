@@ -22,7 +22,7 @@ from support.rigs.daemon import Daemon, run_command
 from support.rigs.store_rig import held
 
 from broker_adapter.runtime.clock import ManualClock
-from dmq.admin.client.client import AdminClient
+from dmq.admin.client import AdminClient
 from dmq.admin.operations.daemon import backups as admin_backups
 from dmq.admin.operations.daemon.backups import Backups
 from dmq.admin.operations.daemon.periodic_backups import AGAIN_MS, BackupRule, PeriodicBackups, due_ms
