@@ -14,7 +14,7 @@ import structlog
 
 from broker_adapter.runtime.clock import Clock
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.service import AdminService
+from dmq.admin.api import AdminService
 from dmq.admin.operations.daemon import RunningDaemon
 from dmq.admin.operations.objects import QuotaCalls, ScheduleCalls
 from dmq.admin.operations.trail import ActivityLog

@@ -35,7 +35,7 @@ from dmq.acl.file import KeyFile
 from dmq.acl.gate import RpcPolicy
 from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import Holder, Quota, QuotaBounds, Quotas
-from dmq.admin.api.access import entrances
+from dmq.admin.api import entrances
 from dmq.errors import DmqError, with_advice
 from dmq.http2 import Http2Server, address_of, no_certificate_fault
 from dmq.http2 import Limits as Http2Limits

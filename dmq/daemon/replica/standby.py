@@ -16,8 +16,7 @@ from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2
 from dmq.acl.guard import Authenticator
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.access import lacking
-from dmq.admin.api.service import refusal_of
+from dmq.admin.api import lacking, refusal_of
 from dmq.config.settings import DaemonConfig
 from dmq.config.units import Address
 from dmq.daemon.server import WatchedFiles, limits_of, plain_served_to

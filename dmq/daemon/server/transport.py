@@ -12,9 +12,7 @@ from broker_adapter.runtime.clock import Clock
 from dmq.acl.guard import Authenticator
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1
-from dmq.admin.api.access import entrances
-from dmq.admin.api.http2 import methods
-from dmq.admin.api.service import AdminService
+from dmq.admin.api import AdminService, entrances, methods
 from dmq.broker import EmbeddedBroker
 from dmq.config.settings import DaemonConfig
 from dmq.daemon.server.clients import Clients
@@ -104,7 +102,7 @@ def transport_of(
     dispatcher = Dispatcher(Guarded(service, guard) if guard else service, clock=clock, observer=metrics.calls)
     host, port = config.listen.host, config.listen.port
     if config.transport == "grpcio":
-        from dmq.admin.api.server import grpc_handler
+        from dmq.admin.api import grpc_handler
         from dmq.rocketmq_server.transport.grpc_server import GrpcServer
 
         return GrpcServer(

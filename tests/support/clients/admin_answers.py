@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig
 
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.service import AdminService
+from dmq.admin.api import AdminService
 from dmq.admin.operations.daemon import RunningDaemon
 from dmq.admin.operations.messages.messages import FoundMessage, MessageCalls
 from dmq.config.settings import DaemonConfig

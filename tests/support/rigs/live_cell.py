@@ -22,7 +22,7 @@ from typer.testing import Result
 from broker_adapter.wire.pool import Method
 from dmq.acl.quotas import Quotas
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.service import AdminService
+from dmq.admin.api import AdminService
 from dmq.admin.client import client
 from dmq.admin.operations.daemon import RunningDaemon
 from dmq.admin.operations.objects import QuotaCalls

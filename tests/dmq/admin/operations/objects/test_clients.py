@@ -12,7 +12,7 @@ from support.rigs.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.api.service import AdminService, refusal_of
+from dmq.admin.api import AdminService, refusal_of
 from dmq.admin.requests.validate import CLIENT_MS_MAX
 from dmq.errors import StoreCorrupt
 

@@ -19,8 +19,8 @@ from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id
 from broker_adapter.runtime.clock import ManualClock
 from dmq.admin import admin_v1 as wire
+from dmq.admin.api import AdminService
 from dmq.admin.api.dispatch import AdminDispatcher
-from dmq.admin.api.service import AdminService
 from dmq.admin.client import AdminClient, CallRefused, NotAllowed, NotFound
 from dmq.admin.operations.trail import activity as module
 from dmq.admin.operations.trail.activity import ActivityLog, AdminCaller, what_of
