@@ -21,7 +21,6 @@ OPEN = frozenset(
         "broker_adapter.runtime",
         "broker_adapter.wire",
         "dmq.acl",
-        "dmq.admin.requests",
         "dmq.cli.bulk",
         "dmq.cli.output",
         "dmq.cli.session",

@@ -23,7 +23,7 @@ from dmq.admin.operations.messages import (
 )
 from dmq.admin.operations.objects import ClientCalls, GroupCalls, QuotaCalls, ScheduleCalls, TopicCalls
 from dmq.admin.operations.trail import ActivityLog, AuditCalls, EventCalls, LedgerCalls
-from dmq.admin.requests.client_source import ClientSilent
+from dmq.admin.requests import ClientSilent
 from dmq.errors import DmqError
 from dmq.recovery import AuditRuns, LedgerVerifier, Snapshots
 

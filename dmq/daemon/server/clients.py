@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from broker_adapter.runtime.clock import Clock
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
-from dmq.admin.requests.client_source import ClientSilent
+from dmq.admin.requests import ClientSilent
 from dmq.rocketmq_server.rpc.commands import NoAnswer
 from dmq.rocketmq_server.rpc.telemetry import Streams
 from dmq.rocketmq_server.sessions.sessions import IDLE_S_MAX, Sessions

@@ -10,7 +10,7 @@ from support.forges.admin_status import NOW
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire
-from dmq.admin.requests.client_source import ClientSilent
+from dmq.admin.requests import ClientSilent
 
 CLIENTS = (
     wire.Client(

@@ -9,8 +9,7 @@ from broker_adapter.contracts.topics import check_group, check_topic
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire
 from dmq.admin.operations.messages import MessageCalls
-from dmq.admin.requests import validate
-from dmq.admin.requests.client_source import ClientSource
+from dmq.admin.requests import ClientSource, validate
 from dmq.errors import StoreCorrupt
 
 
