@@ -8,10 +8,9 @@ was down. After a clock step back the wait is at most one interval of the rule.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import structlog
 
@@ -30,7 +29,6 @@ log = structlog.get_logger("dmq.daemon")
 
 AGAIN_MS = 600_000  # at most, after a failure
 _NAP_S_MAX = 60.0  # the clock may be stepped
-_Result = TypeVar("_Result")
 
 
 class BackupRule(NamedTuple):
@@ -93,13 +91,13 @@ class PeriodicBackups:
         """Read the backups of earlier runs from the folder, and remove surplus and incomplete ones."""
         now_ms = self._clock.now_ms()
         due_ms(self._rule, now_ms, now_ms)  # computing times loads slow modules, so they are loaded now
-        await self._in_thread(self._folder.sweep)
+        await asyncio.to_thread(self._folder.sweep)
         with suppress(OSError):  # a killed run may have left surplus ones; the next backup reports the error
-            await self._in_thread(lambda: self._folder.trim(self._count))
-        if kept := await self._in_thread(self._folder.kept):
+            await asyncio.to_thread(self._folder.trim, self._count)
+        if kept := await asyncio.to_thread(self._folder.kept):
             newest = kept[-1]
             self._last_ms, self._last = newest.taken_ms, newest.path
-            self._last_bytes = await self._in_thread(lambda: size_of(newest.path))
+            self._last_bytes = await asyncio.to_thread(size_of, newest.path)
         if self._last_ms > now_ms:  # the clock was set back, and it is unknown when
             self._last_ms = 0
 
@@ -166,12 +164,12 @@ class PeriodicBackups:
             await asyncio.sleep(max(wait_s, 0.001))
 
     async def _make(self, now_ms: int) -> None:
-        target = await self._in_thread(lambda: self._folder.target(now_ms))
+        target = await asyncio.to_thread(self._folder.target, now_ms)
         taken = await self._backups.back_up(target)
-        path = await self._in_thread(lambda: self._folder.accept(target))
+        path = await asyncio.to_thread(self._folder.accept, target)
         try:
-            await self._in_thread(self._folder.sweep)
-            removed = await self._in_thread(lambda: self._folder.trim(self._count))
+            await asyncio.to_thread(self._folder.sweep)
+            removed = await asyncio.to_thread(self._folder.trim, self._count)
         finally:  # when this backup is reported, no surplus ones are left
             self._last_ms, self._last, self._last_bytes = now_ms, path, taken.size_bytes
         log.info(
@@ -190,10 +188,6 @@ class PeriodicBackups:
         if not is_logged:
             do, folder = _what_to_do(error, self._folder.path), str(self._folder.path)
             log.error("backup_failed", folder=folder, why=why, do=do, again_in=format_duration(again_ms))
-
-    @staticmethod
-    async def _in_thread(work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(None, work)
 
 
 def _what_to_do(error: Exception, folder: Path) -> str:
