@@ -1,27 +1,28 @@
-"""Screens of the console: the calls for each page, and the changes that its forms make.
+"""Screens of the console: the calls for each page, and the changes that its forms make. By section of the menu:
 
-``screens``   values that each module uses
-``overview``  state of the daemon, due times
-``messages``  messages of a topic, one message
-``story``     events of a message
-``retries``   pending retries
-``letters``   dead letters by reason and error, one letter
-``jobs``      bulk redrives and purges
-``message_jobs``  bulk changes of pending messages
-``topics``    topics
-``groups``    consumer groups
-``schedules`` recurring messages
-``clients``   clients of the public protocol
-``daemon``    scheduler, store
-``audit``     audits: the newest report, a new one; the ledger
-``operators`` activity log, settings, quotas
+Messages
+    ``overview``      state of the daemon, due times
+    ``messages``      messages of a topic, one message
+    ``message_jobs``  bulk changes of pending messages
+    ``story``         events of a message
+    ``retries``       pending retries
+    ``letters``       dead letters by reason and error, one letter
+    ``jobs``          bulk redrives and purges
+Broker
+    ``topics``, ``groups``, ``schedules``, ``clients``
+Daemon
+    ``daemon``        scheduler, store
+    ``audit``         audits: the newest report, a new one; the ledger
+    ``operators``     activity log, settings, quotas
 
-A module of screens has ``SCREENS``, in the order of the menu, and ``FORMS`` if it has any. ``SECTIONS`` joins the
-modules to the menu.
+``screens`` has the values that each module uses. A module of screens has ``SCREENS``, in the order of the menu, and
+``FORMS`` if it has any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from types import ModuleType
 from typing import Final, NamedTuple
 
 from dmq.console.views import (
@@ -57,28 +58,14 @@ __all__ = [
     "status_of",
 ]
 
-SECTIONS: Final = (
-    (
-        "Messages",
-        (
-            *(*overview.SCREENS, *messages.SCREENS, *message_jobs.SCREENS, *story.SCREENS),
-            *(*retries.SCREENS, *letters.SCREENS, *jobs.SCREENS),
-        ),
-    ),
-    ("Broker", (*topics.SCREENS, *groups.SCREENS, *schedules.SCREENS, *clients.SCREENS)),
-    ("Daemon", (*daemon.SCREENS, *audit.SCREENS, *operators.SCREENS)),
+_SECTIONS: Final = (
+    ("Messages", (overview, messages, message_jobs, story, retries, letters, jobs)),
+    ("Broker", (topics, groups, schedules, clients)),
+    ("Daemon", (daemon, audit, operators)),
 )
-SCREENS: Final = tuple(screen for _, screens in SECTIONS for screen in screens)
-FORMS: Final = (
-    *messages.FORMS,
-    *message_jobs.FORMS,
-    *retries.FORMS,
-    *letters.FORMS,
-    *jobs.FORMS,
-    *schedules.FORMS,
-    *audit.FORMS,
-    *operators.FORMS,
-)
+_MODULES: Final = tuple(module for _, modules in _SECTIONS for module in modules)
+SCREENS: Final[tuple[Screen, ...]] = tuple(screen for module in _MODULES for screen in module.SCREENS)
+FORMS: Final[tuple[Form, ...]] = tuple(form for module in _MODULES for form in getattr(module, "FORMS", ()))
 
 
 class MenuEntry(NamedTuple):
@@ -89,9 +76,10 @@ class MenuEntry(NamedTuple):
     marked: frozenset[str]
 
 
-def _menu(screens: tuple[Screen, ...]) -> tuple[MenuEntry, ...]:
+def _menu(modules: Iterable[ModuleType]) -> tuple[MenuEntry, ...]:
+    screens = [screen for module in modules for screen in module.SCREENS]
     below = {each.path: frozenset(other.path for other in screens if other.parent == each.path) for each in screens}
     return tuple(MenuEntry(each.menu, each.path, below[each.path] | {each.path}) for each in screens if each.menu)
 
 
-MENU: Final = tuple((name, _menu(screens)) for name, screens in SECTIONS)
+MENU: Final = tuple((name, _menu(modules)) for name, modules in _SECTIONS)
