@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import urlencode
 
@@ -80,15 +81,16 @@ def job(client: AdminClient, query: Query) -> Values:
 
 def change_job(client: AdminClient, fields: Query) -> str:
     """Stop or resume a job; its page shows its state."""
+    return "/job?" + urlencode({"id": changed_job(fields, {"stop": client.stop_job, "resume": client.resume_job})})
+
+
+def changed_job(fields: Query, calls: Mapping[str, Callable[[int], object]]) -> int:
+    """Change a job with one of the calls; return its number."""
     job_id, change = number_in(fields, "id"), fields.get("change", "")
-    match change:
-        case "stop":
-            client.stop_job(job_id)
-        case "resume":
-            client.resume_job(job_id)
-        case _:
-            raise CallRefused(f"unknown change {change!r:.40}; expected stop or resume")
-    return "/job?" + urlencode({"id": job_id})
+    if change not in calls:
+        raise CallRefused(f"unknown change {change!r:.40}; expected {' or '.join(calls)}")
+    calls[change](job_id)
+    return job_id
 
 
 def _request(client: AdminClient, chosen: Choice, query: Query) -> wire.StartJobRequest:

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient, CallRefused, NotFound
 from dmq.config.units import After, format_duration, format_time, parse_around
-from dmq.console.views.jobs import UNCONFIRMED_MAX, rate_in
+from dmq.console.views.jobs import UNCONFIRMED_MAX, changed_job, rate_in
 from dmq.console.views.screens import PAGE, Form, Query, Screen, Values, command, number_in, topic_names, word_of
 
 # The command of a change, its option with the value, and the word for a changed message.
@@ -82,15 +82,8 @@ def job(client: AdminClient, query: Query) -> Values:
 
 def change_job(client: AdminClient, fields: Query) -> str:
     """Stop or resume a job; its page shows its state."""
-    job_id, change = number_in(fields, "id"), fields.get("change", "")
-    match change:
-        case "stop":
-            client.stop_message_job(job_id)
-        case "resume":
-            client.resume_message_job(job_id)
-        case _:
-            raise CallRefused(f"unknown change {change!r:.40}; expected stop or resume")
-    return "/message-job?" + urlencode({"id": job_id})
+    calls = {"stop": client.stop_message_job, "resume": client.resume_message_job}
+    return "/message-job?" + urlencode({"id": changed_job(fields, calls)})
 
 
 def jobs_of(client: AdminClient, topic: str, limit: int) -> list[tuple[wire.MessageJob, str, str]]:
