@@ -34,7 +34,7 @@ class Redaction:
     async def mask(self, request: Message, response: Message) -> None:
         """Mask all contents of a response, in another thread."""
         if self._rules and _has_contents(response.DESCRIPTOR):
-            await asyncio.get_running_loop().run_in_executor(None, self._mask_all, request, response)
+            await asyncio.to_thread(self._mask_all, request, response)
 
     def _mask_all(self, request: Message, response: Message) -> None:
         for topic, content in _contents(response, getattr(request, "topic", "")):

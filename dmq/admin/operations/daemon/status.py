@@ -53,7 +53,7 @@ class RunningDaemon:
 
     async def get_status(self, _request: wire.GetStatusRequest) -> wire.GetStatusResponse:
         """Return the current status of the daemon."""
-        status = await asyncio.get_running_loop().run_in_executor(None, self._status)
+        status = await asyncio.to_thread(self._status)
         if self.cluster is not None:
             status.cluster.CopyFrom(self.cluster())
         if self.periodic is not None:

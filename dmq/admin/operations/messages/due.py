@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
 from broker_adapter.contracts.errors import BrokerUnavailable, topic_unknown
@@ -35,9 +34,8 @@ class DueCalls:
             if known is None:
                 raise topic_unknown(request.topic)
             pending = {known.topic_id: pending.get(known.topic_id, 0)}
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(None, partial(self._histogram, pending))
+            return await asyncio.to_thread(self._histogram, pending)
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
 

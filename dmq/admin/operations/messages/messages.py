@@ -225,7 +225,7 @@ class MessageCalls:
 
     async def find(self, topic: str, message_id: str) -> FoundMessage:
         """Return the state of a message."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._message, topic, message_id)
+        return await asyncio.to_thread(self._message, topic, message_id)
 
     async def group_states(self, topic_name: str, message_id: str, found: FoundMessage) -> list[GroupState]:
         """Return the state of a message for each group, by name, if it was found in a queue or expired from one."""

@@ -6,7 +6,6 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import partial
 
 from broker_adapter.contracts.errors import Refused, Rule, group_unknown
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX
@@ -38,10 +37,9 @@ class GroupCalls:
 
     async def list_groups(self, request: wire.ListGroupsRequest) -> wire.ListGroupsResponse:
         """List a page of the groups, by name; on request with removed groups that still have dead letters."""
-        loop, names = asyncio.get_running_loop(), self._broker.names
-        left = await loop.run_in_executor(None, self._left_letters) if request.with_removed else {}
-        names_of_all = (*names.groups.copy(), *left)
-        page = await loop.run_in_executor(None, page_of, names_of_all, request.token, request.limit)
+        names = self._broker.names
+        left = await asyncio.to_thread(self._left_letters) if request.with_removed else {}
+        page = await asyncio.to_thread(page_of, (*names.groups.copy(), *left), request.token, request.limit)
         groups = {name: names.groups[name] for name in page.names if name in names.groups}
         lags = await self._lags_of_all(is_first=not request.token)
         subscriptions = defaultdict[int, list[GroupSubscription]](list)
@@ -64,8 +62,7 @@ class GroupCalls:
         """
         group = self._known(check_group(request.group))
         shown = await self._shown(group)
-        look = partial(self._broker.lags.look, group_id=group.group_id)
-        lags = await asyncio.get_running_loop().run_in_executor(None, look)
+        lags = await asyncio.to_thread(self._broker.lags.look, group_id=group.group_id)
         for each in lags:
             shown.lags.add(**{field: value for field, value in each._asdict().items() if field != "group"})
         if request.with_unread:
@@ -162,8 +159,7 @@ class GroupCalls:
 
     async def _shown(self, group: Group) -> wire.Group:
         """Return a group with the due times of its retries."""
-        count = partial(self._store.due_counts, group.group_id, 0, 2**53, limit=_DUE_BUCKETS_MAX)
-        due = await asyncio.get_running_loop().run_in_executor(None, count)
+        due = await asyncio.to_thread(self._store.due_counts, group.group_id, 0, 2**53, limit=_DUE_BUCKETS_MAX)
         subscribed = [each for each in self._broker.subscriptions.all() if each.group_id == group.group_id]
         shown = await self._group(group, subscribed)
         shown.due.extend(wire.DueBucket(**bucket._asdict()) for bucket in due)
@@ -196,7 +192,7 @@ class GroupCalls:
         clock = self._store.clock
         if is_first or clock.monotonic_s() >= self._lags_until_s:
             lags = defaultdict[str, list[Lag]](list)
-            for each in await asyncio.get_running_loop().run_in_executor(None, self._broker.lags.look):
+            for each in await asyncio.to_thread(self._broker.lags.look):
                 lags[each.group].append(each)
             self._lags, self._lags_until_s = dict(lags), clock.monotonic_s() + _LIST_S_MAX
         return self._lags

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Collection
-from functools import partial
 from typing import NamedTuple
 
 from broker_adapter.contracts.adapter import Subscription
@@ -55,7 +54,7 @@ class TopicCalls:
 
     async def list_topics(self, request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         """List a page of the topics, by name, with the retry topics of groups."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._page, request)
+        return await asyncio.to_thread(self._page, request)
 
     def _page(self, request: wire.ListTopicsRequest) -> wire.ListTopicsResponse:
         names = self._broker.names
@@ -117,7 +116,7 @@ class TopicCalls:
     # -- parts --------------------------------------------------------------------------------------------------------
 
     async def _topic_of(self, name: str, *, with_readers: bool = True) -> wire.Topic:
-        found = await asyncio.get_running_loop().run_in_executor(None, self._topics, {name})
+        found = await asyncio.to_thread(self._topics, {name})
         if not found:
             raise topic_unknown(name)
         shown, topic = found[0], self._broker.names.topics.get(name)
@@ -182,8 +181,8 @@ class TopicCalls:
         return [wire.DueBucket(**bucket._asdict()) for bucket in found]
 
     async def _readers(self, topic: Topic) -> list[wire.Reader]:
-        look = partial(self._broker.lags.look, topic_id=topic.topic_id)
-        lags = [lag._asdict() for lag in await asyncio.get_running_loop().run_in_executor(None, look)]
+        found = await asyncio.to_thread(self._broker.lags.look, topic_id=topic.topic_id)
+        lags = [lag._asdict() for lag in found]
         known = sorted((lag for lag in lags if lag["unread"] is not None), key=lambda lag: str(lag["group"]))
         return [wire.Reader(**{name: value for name, value in lag.items() if name != "topic"}) for lag in known]
 

@@ -38,7 +38,7 @@ class AuditCalls:
 
     async def get_audit(self, _request: wire.GetAuditRequest) -> wire.GetAuditResponse:
         """Return the newest report, and the state of the last audit."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._answer, self._known_runs())
+        return await asyncio.to_thread(self._answer, self._known_runs())
 
     async def start_audit(self, _request: wire.StartAuditRequest) -> wire.StartAuditResponse:
         """Start an audit."""
@@ -46,7 +46,7 @@ class AuditCalls:
 
     async def read_audit_page(self, _request: wire.ReadAuditPageRequest) -> wire.ReadAuditPageResponse:
         """Return the page of the newest report."""
-        return await asyncio.get_running_loop().run_in_executor(None, self._page, self._known_runs())
+        return await asyncio.to_thread(self._page, self._known_runs())
 
     def _known_runs(self) -> AuditRuns:
         if self._runs is None:

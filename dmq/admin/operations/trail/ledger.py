@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from functools import partial
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule, topic_unknown
 from broker_adapter.contracts.topics import check_topic
@@ -38,9 +37,8 @@ class LedgerCalls:
         if store.ledger_head is None:
             raise no_ledger()
         topic = check_topic(request.topic) if request.topic else ""
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(None, partial(self._answer, topic, with_groups=request.with_groups))
+            return await asyncio.to_thread(self._answer, topic, with_groups=request.with_groups)
         except StoreError as error:
             raise BrokerUnavailable(str(error)) from error
 
