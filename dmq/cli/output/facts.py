@@ -101,6 +101,24 @@ def clock_line(clock: wire.Clock) -> str:
     return f"steady{last}"
 
 
+def lateness_line(late: wire.Lateness) -> str:
+    """Return the lateness of deliveries; empty if there were none."""
+    texts = (f"{name} {out.about(getattr(late, f'{name}_ms'))}" for name in ("p50", "p99", "max"))
+    return ", ".join(texts) if late.count else ""
+
+
+def paused_line(timeline: wire.Timeline) -> str:
+    """Return the numbers of paused topics and groups; empty if there are none."""
+    counts = ((timeline.paused_topics, "topic"), (timeline.paused_groups, "group"))
+    return ", ".join(out.counted(count, noun) for count, noun in counts if count)
+
+
+def disk_line(disk: wire.Disk) -> str:
+    """Return the free space of the disk, and the limit below which sends are refused."""
+    low = "SENDS REFUSED, " if disk.refuses_sends else ""
+    return f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"
+
+
 def _signed(ms: int) -> str:
     return ("-" if ms < 0 else "+") + format_duration(abs(ms))
 

@@ -9,7 +9,7 @@ import typer
 from dmq.cli.nouns import single
 from dmq.cli.output import output as out
 from dmq.cli.output.errors import ExitCode
-from dmq.cli.output.facts import clock_line, shown_quota
+from dmq.cli.output.facts import clock_line, disk_line, lateness_line, paused_line, shown_quota
 from dmq.cli.session.options import Session, with_session
 from dmq.config.units import format_size
 
@@ -41,7 +41,7 @@ def _address(found: wire.GetStatusResponse) -> str:
 
 def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     now_ms = found.now_ms
-    timeline, disk, recovery = found.timeline, found.disk, found.recovery
+    timeline, recovery = found.timeline, found.recovery
     next_due = f"; next {out.when(timeline.next_due_at_ms, now_ms)}" if timeline.next_due_at_ms else ""
     if found.replica.role == "standby":
         return [
@@ -52,7 +52,6 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
             ("data", found.data),
             *replica_facts(found.replica, now_ms),
         ]
-    low = "SENDS REFUSED, " if disk.refuses_sends else ""
     but = ", but" if _state(found) == "serving" else ""
     reason = f"{but}: {found.state_reason}" if found.state_reason else ""
     if recovery.is_new:
@@ -70,14 +69,14 @@ def _facts(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
         ("data", f"{found.data}, durability {found.durability}"),
         ("opened", f"in {out.about(recovery.open_ms)}, {start}"),
         ("pending", f"{timeline.pending:,}; overdue {timeline.overdue:,}{_held(timeline)}{next_due}"),
-        *_paused(timeline),
+        ("paused", paused_line(timeline)),
         *_quotas(found),
         ("clock", clock_line(found.clock) if found.HasField("clock") else ""),
-        ("lateness", _lateness(found.lateness)),
+        ("lateness", lateness_line(found.lateness)),
         *(_cluster(found.cluster, now_ms) if found.HasField("cluster") else ()),
         ("messages", _totals(found.totals)),
         ("commits", _commits(found.commits)),
-        ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
+        ("disk", disk_line(found.disk)),
         *(_backups(found.backups, now_ms) if found.HasField("backups") else ()),
         *(replica_facts(found.replica, now_ms) if found.HasField("replica") else ()),
         ("audit outbox", _outbox(found.outbox)),
@@ -102,7 +101,7 @@ def _process(one: wire.Process) -> str:
 
 def _doing(one: wire.Process) -> str:
     of_clients = ((one.connections, "connection"), (one.streams, "open call")) if one.HasField("connections") else ()
-    clients = "".join(f"{count:,} {noun}{'' if count == 1 else 's'}, " for count, noun in of_clients)
+    clients = "".join(f"{out.counted(count, noun)}, " for count, noun in of_clients)
     return f"{clients}cpu {out.about(one.cpu_s * 1000)}, {format_size(one.memory_bytes)}"
 
 
@@ -170,12 +169,6 @@ def _held(timeline: wire.Timeline) -> str:
     return f"; held {timeline.held:,}" if timeline.held else ""
 
 
-def _paused(timeline: wire.Timeline) -> list[tuple[str, str]]:
-    counts = ((timeline.paused_topics, "topic"), (timeline.paused_groups, "group"))
-    said = [f"{count:,} {noun}{'s' if count > 1 else ''}" for count, noun in counts if count]
-    return [("paused", ", ".join(said))] if said else []
-
-
 def _quotas(found: wire.GetStatusResponse) -> list[tuple[str, str]]:
     said = [f"{each.quota} of {each.name}: {shown_quota(each)}" for each in found.topic_quotas]
     refused = ", ".join(f"{each.messages:,} by {each.quota}" for each in found.quota_refusals)
@@ -192,7 +185,7 @@ def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:
         *(("", f"{each.address} does not answer: {each.why}") for each in cluster.proxies),
         ("to cluster", f"{cluster.waiting:,} wait, {cluster.in_flight:,} on their way; {done}{kept}"),
         *(("", f"topic {each.topic} is not taken, {each.waiting:,} wait: {each.why}") for each in cluster.lanes),
-        ("its lateness", _lateness(cluster.lateness)),
+        ("its lateness", lateness_line(cluster.lateness)),
         *([("inner topic", _inner(cluster.inner))] if cluster.HasField("inner") else []),
     ]
 
@@ -200,12 +193,6 @@ def _cluster(cluster: wire.Cluster, now_ms: int) -> list[tuple[str, str]]:
 def _inner(inner: wire.Inner) -> str:
     trouble = f"; NOTHING TAKEN: {inner.error}" if inner.error else ""
     return f"{inner.topic}, {inner.fetched:,} taken, {inner.unreadable:,} unreadable{trouble}"
-
-
-def _lateness(lateness: wire.Lateness) -> str:
-    if not lateness.count:
-        return ""
-    return f"p50 {out.about(lateness.p50_ms)}, p99 {out.about(lateness.p99_ms)}, max {out.about(lateness.max_ms)}"
 
 
 def _totals(totals: wire.Totals) -> str:

@@ -11,10 +11,9 @@ import typer
 
 from dmq.cli.nouns import single
 from dmq.cli.output import output as out
-from dmq.cli.output.facts import flow_word, shown_age
+from dmq.cli.output.facts import disk_line, flow_word, lateness_line, paused_line, shown_age
 from dmq.cli.output.watch import INTERVAL_DEFAULT, interval_s, repeat, wait
 from dmq.cli.session.options import IntervalOption, Session, with_session
-from dmq.config.units import format_size
 
 if TYPE_CHECKING:
     from dmq.admin import admin_v1 as wire
@@ -168,29 +167,22 @@ def _show(
 
 
 def _facts(status: wire.GetStatusResponse, now: dict[str, float] | None, lists: Lists) -> list[tuple[str, str]]:
-    timeline, late, disk = status.timeline, status.lateness, status.disk
+    timeline = status.timeline
     reason = f": {status.state_reason}" if status.state_reason else ""
-    paused = ", ".join(
-        out.counted(count, noun)
-        for count, noun in ((timeline.paused_topics, "topic"), (timeline.paused_groups, "group"))
-        if count
-    )
     held = f", {timeline.held:,} held" if timeline.held else ""
     retrying, dead = (sum(getattr(each, name) for each in lists.groups) for name in ("waiting", "dead"))
-    lateness = f"p50 {out.about(late.p50_ms)}, p99 {out.about(late.p99_ms)}, max {out.about(late.max_ms)}"
-    low = "SENDS REFUSED, " if disk.refuses_sends else ""
     state = ("state", f"{out.enum_word(status, 'state')}{reason}, up {out.about(status.now_ms - status.started_at_ms)}")
     if _is_standby(status):
         return [state, ("replica", _replica(status))]
     return [
         state,
-        ("paused", paused),
+        ("paused", paused_line(timeline)),
         ("per second", ", ".join(f"{name} {_rate(now, name)}" for name in ("accepted", "delivered", "acked"))),
         ("pending", f"{timeline.pending:,}, {timeline.overdue:,} overdue{held}"),
         ("due", ", ".join(f"{label} {count:,}" for _, label, count in _spans(lists.due)[1:])),
-        ("lateness", lateness if late.count else ""),
+        ("lateness", lateness_line(status.lateness)),
         ("failed", f"{out.counted(retrying, 'retry', 'retries')}, {out.counted(dead, 'dead letter')}"),
-        ("disk", f"{low}{format_size(disk.free_bytes)} free, sends refused below {format_size(disk.low_water_bytes)}"),
+        ("disk", disk_line(status.disk)),
         ("replica", _replica(status)),
         ("audit trail", f"STOPPED: {status.outbox.export_error}" if status.outbox.export_error else ""),
     ]
