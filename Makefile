@@ -206,7 +206,7 @@ $(NODE_DIR)/node_modules/.stamp: $(NODE_DIR)/package.json $(NODE_DIR)/package-lo
 # builds them as well.
 go-client java-client rust-client versitygw-client otelcol-client:
 	@[ -n "$(PYTHON)" ] || { echo "make: Python 3.11 or newer is needed" >&2; exit 1; }
-	@PYTHONPATH=tests "$(PYTHON)" -m support.clients.client_builds $(@:-client=)
+	@PYTHONPATH=tests "$(PYTHON)" -m support.clients.official.builds $(@:-client=)
 
 # A browser, for the tests that look at the audit's report. Required in CI (root gets it installed), a named skip elsewhere.
 chromium:

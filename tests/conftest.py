@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 import support.effort  # noqa: F401 - reads our environment before it is cleaned below
-import support.rigs.forms
+import support.forms
 from hypothesis import HealthCheck, settings
 from support.parallel import ByUnit, by_length, ends_cluster, is_controller
 from xdist.remote import Producer
 
 if TYPE_CHECKING:
-    from support.rigs.daemon import Daemon
+    from support.rigs.daemon.process import Daemon
 
 # Kinds of tests; `pytestmark` of a module names one, default unit. pyproject.toml describes them.
 KINDS = {"bench", "browser", "cluster", "contract", "fault", "integration", "property", "spark", "tidy"}
 # Time limits of tests that set none. The first test of a cluster downloads and starts it; hypothesis shrinks failures.
 TIMEOUTS_S = {"cluster": 900, "property": 600, "spark": 300}
 # Modules of tests that several modules share.
-for _suite in ("client_suite", "recall_suite", "transaction_suite", "client_traffic"):
-    pytest.register_assert_rewrite(f"support.clients.{_suite}")
+for _suite in ("client_suite", "recall_suite", "transaction_suite", "traffic"):
+    pytest.register_assert_rewrite(f"support.clients.official.{_suite}")
 
 # A run in CI takes fresh random examples too, and a failure prints the line that repeats it anywhere
 # (`@reproduce_failure(...)`). hypothesis's own profile of this name would try the same examples for ever.
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
         for name in [name for name in os.environ if name.startswith("DMQ_")]:
             del os.environ[name]
         _hide_contexts()
-        support.rigs.forms.choose()
+        support.forms.choose()
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell; processes inherit it
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -101,10 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build the programs around official clients before the first test: it may take longer than a test may."""
-    if session.config.option.collectonly or "support.clients.official_client" not in sys.modules:
+    if session.config.option.collectonly or "support.clients.official.client" not in sys.modules:
         return
-    from support.clients.client_builds import BUILDS, what_is_missing
-    from support.clients.official_client import Language
+    from support.clients.official.builds import BUILDS, what_is_missing
+    from support.clients.official.client import Language
 
     params = [value for item in session.items if hasattr(item, "callspec") for value in item.callspec.params.values()]
     if chosen := [value for value in params if isinstance(value, Language)]:
@@ -121,7 +121,7 @@ def data(tmp_path: Path) -> Path:
 @pytest.fixture
 def daemon(data: Path) -> Iterator[Daemon]:
     """A running daemon of this test's own, ended with it."""
-    from support.rigs.daemon import Daemon
+    from support.rigs.daemon.process import Daemon
 
     with Daemon(data) as running:
         yield running
@@ -130,6 +130,6 @@ def daemon(data: Path) -> Iterator[Daemon]:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the cluster with the last test that needs it: even at rest it takes a part of a processor."""
-    module = sys.modules.get("support.rigs.cluster")
+    module = sys.modules.get("support.rigs.rocketmq.cluster")
     if module is not None and hasattr(item.config, "workerinput") and ends_cluster(item, nextitem):
         module.end()

@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/capture_remoting.py
 
-Starts a broker, has ``tests/support/clients/Frames.java`` talk to it through a relay, and writes the first frames of
-each kind, without the length that they begin with: ``java-<operation>-<number>.bin`` for requests,
+Starts a broker, has ``tests/support/clients/java/Frames.java`` talk to it through a relay, and writes the first frames
+of each kind, without the length that they begin with: ``java-<operation>-<number>.bin`` for requests,
 ``broker-<operation>.bin`` for the first answer to one. The Java client is told to be 127.0.0.1. It takes Java and
 Maven, and half a minute.
 """
@@ -98,7 +98,7 @@ async def capture(cluster: RocketMQ, lib: Path) -> None:
     here = f"127.0.0.1:{broker.port}".encode()
     names = Relay(int(cluster.names.rpartition(":")[2]), (node.broker.encode(), here))
     await names.start()
-    program = str(ROOT / "tests" / "support" / "clients" / "Frames.java")
+    program = str(ROOT / "tests" / "support" / "clients" / "java" / "Frames.java")
     command = ["java", "-cp", f"{lib}/*", program, f"127.0.0.1:{names.port}", TOPIC]
     running = await asyncio.create_subprocess_exec(*command)
     if await running.wait():

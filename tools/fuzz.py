@@ -20,8 +20,8 @@ import atheris
 
 with atheris.instrument_imports(include=["dmq", "broker_adapter"]):
     import structlog
-    from support.models.cost_oracle import CORPUS, Cost, with_preface
-    from support.models.memory_broker import MemoryBroker
+    from support.models.costs.cost_oracle import CORPUS, Cost, with_preface
+    from support.rigs.broker.memory_broker import MemoryBroker
 
     from broker_adapter.runtime.clock import SystemClock
     from dmq.rocketmq_server.calls.dispatch import Dispatcher

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from playwright.sync_api import Browser, Page, expect
-from support.clients.wire_client import Received, WireClient, a_message, a_receive, received_of
-from support.rigs.acl import Key, write_acl
-from support.rigs.browsers import chromium
-from support.rigs.consoles import MINUTE_MS, console, report_failure
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import Received, WireClient, a_message, a_receive, received_of
+from support.rigs.daemon.acl import Key, write_acl
+from support.rigs.daemon.consoles import MINUTE_MS, console, report_failure
+from support.rigs.daemon.process import Daemon
+from support.rigs.services.browsers import chromium
 
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as public

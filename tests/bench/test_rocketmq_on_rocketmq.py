@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.rigs.cluster import cluster
+from support.rigs.rocketmq.cluster import cluster
 
 pytestmark = pytest.mark.cluster
 _LISTENS = "0A"

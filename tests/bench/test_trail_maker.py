@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from support.effort import EFFORT, at_length
-from support.forges.trail_damage import DAMAGERS
-from support.forges.trail_files import (
+from support.forges.cells.forge import Truth, forge, same_ledger
+from support.forges.trail.damage import DAMAGERS
+from support.forges.trail.files import (
     EVENT_SCHEMA,
     cells_of,
     files_of,
@@ -20,9 +21,8 @@ from support.forges.trail_files import (
     read_manifest,
     read_snapshots,
 )
-from support.forges.trail_forge import Truth, forge, same_ledger
-from support.forges.trail_mutations import MUTATORS, SPOOL_MUTATORS
-from support.models.trail_oracle import ask, rows_of
+from support.forges.trail.mutations import MUTATORS, SPOOL_MUTATORS
+from support.models.trail.oracle import ask, rows_of
 
 from bench.trail_maker import make_trail
 

@@ -20,9 +20,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from support.clients.hook_app import AppEnded, Consumer, Failed, HookApp
+from support.clients.official.hook_app import AppEnded, Consumer, Failed, HookApp
 from support.effort import EFFORT, SEED
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.fault
 

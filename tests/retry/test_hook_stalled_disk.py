@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rigs.hook import AWAY, EXACT, until
-from support.rigs.spool import QUIET
+from support.rigs.producer.hook import AWAY, EXACT, until
+from support.rigs.producer.spool import QUIET
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.spool import Spool

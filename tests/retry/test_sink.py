@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon
-from support.rigs.sinks import (
+from support.rigs.daemon.process import Daemon
+from support.rigs.producer.sinks import (
     EVERY_SINK,
     PATIENCE_S,
     Make,

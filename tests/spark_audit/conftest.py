@@ -11,7 +11,7 @@ from contextlib import closing
 
 import pytest
 from pyspark.sql import SparkSession
-from support.clients.jvm import SPARK
+from support.clients.java.jvm import SPARK
 from support.effort import EFFORT
 
 from spark_audit.engines.table import TableEngine

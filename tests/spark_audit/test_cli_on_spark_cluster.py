@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.clients.jvm import SHORT_LIVED, SPARK, UNCOMPILED_OPTIONS
+from support.clients.java.jvm import SHORT_LIVED, SPARK, UNCOMPILED_OPTIONS
 from support.effort import at_length
-from support.forges.trail_forge import forge
-from support.forges.trail_mutations import MUTATORS
+from support.forges.cells.forge import forge
+from support.forges.trail.mutations import MUTATORS
 
 from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length, drawn
-from support.forges.read_back import Lies, Range, write_read_back
-from support.forges.trail_damage import DAMAGERS, change_column, vouch_for
-from support.forges.trail_disagreements import DISAGREEMENTS
-from support.forges.trail_files import files_of
-from support.forges.trail_forge import forge
-from support.forges.trail_hand import Hand
-from support.forges.trail_mutations import MUTATORS, SPOOL_MUTATORS
+from support.forges.cells.forge import forge
+from support.forges.trail.damage import DAMAGERS, change_column, vouch_for
+from support.forges.trail.disagreements import DISAGREEMENTS
+from support.forges.trail.files import files_of
+from support.forges.trail.hand import Hand
+from support.forges.trail.mutations import MUTATORS, SPOOL_MUTATORS
+from support.forges.trail.read_back import Lies, Range, write_read_back
 
 from spark_audit.engines.duck import DuckEngine
 from spark_audit.engines.spark import SparkEngine

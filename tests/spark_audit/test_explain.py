@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.forges.trail_damage import change_column
+from support.forges.trail.damage import change_column
 
 from dmq.trail.events import EventKind
 from spark_audit import explain

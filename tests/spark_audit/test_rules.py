@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 from support.effort import at_length
-from support.forges.read_back import Lies, Range, write_read_back
-from support.forges.trail_hand import GROUP, START_MS, TOPIC, Hand
+from support.forges.trail.hand import GROUP, START_MS, TOPIC, Hand
+from support.forges.trail.read_back import Lies, Range, write_read_back
 
 from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit

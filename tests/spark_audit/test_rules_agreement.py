@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forges.trail_disagreements import (
+from support.forges.cells.forge import forge
+from support.forges.trail.disagreements import (
     absorbed,
     delivered,
     kept_back,
@@ -22,9 +23,8 @@ from support.forges.trail_disagreements import (
     other_times,
     transactions,
 )
-from support.forges.trail_files import CellWriter, files_of, read_manifest, write_manifest
-from support.forges.trail_forge import forge
-from support.forges.trail_hand import START_MS, Hand
+from support.forges.trail.files import CellWriter, files_of, read_manifest, write_manifest
+from support.forges.trail.hand import START_MS, Hand
 
 from dmq.trail.manifest import CellFile, Layout, write_cell
 from spark_audit.engines.table import TableEngine

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.forges.trail_files import CellWriter, Event, Snapshot, write_snapshot
-from support.forges.trail_hand import GROUP, START_MS, TOPIC
+from support.forges.trail.files import CellWriter, Event, Snapshot, write_snapshot
+from support.forges.trail.hand import GROUP, START_MS, TOPIC
 
 from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit

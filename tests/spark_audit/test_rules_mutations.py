@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, at_length
-from support.forges.trail_damage import DAMAGERS, Damage
-from support.forges.trail_forge import Truth, forge
-from support.forges.trail_mutations import MUTATORS, SPOOL_MUTATORS, Lie
-from support.models.trail_judge import Outcome, audit_with, check_clean, check_damage, check_lies
+from support.forges.cells.forge import Truth, forge
+from support.forges.trail.damage import DAMAGERS, Damage
+from support.forges.trail.mutations import MUTATORS, SPOOL_MUTATORS, Lie
+from support.models.trail.judge import Outcome, audit_with, check_clean, check_damage, check_lies
 
 from spark_audit.engines.table import TableEngine
 

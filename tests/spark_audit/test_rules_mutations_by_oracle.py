@@ -7,11 +7,11 @@ from random import Random
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.forges.trail_damage import DAMAGERS, Damage
-from support.forges.trail_forge import forge, same_ledger
-from support.forges.trail_mutations import MUTATORS
-from support.models.trail_judge import audit_with
-from support.models.trail_oracle import ask, rows_of
+from support.forges.cells.forge import forge, same_ledger
+from support.forges.trail.damage import DAMAGERS, Damage
+from support.forges.trail.mutations import MUTATORS
+from support.models.trail.judge import audit_with
+from support.models.trail.oracle import ask, rows_of
 
 from spark_audit.engines.table import TableEngine
 

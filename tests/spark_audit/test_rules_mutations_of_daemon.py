@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.clients.delayed_load import consume, send_delayed
+from support.clients.load.delayed import consume, send_delayed
 from support.effort import at_length
-from support.forges import trail_mutations
-from support.forges.trail_damage import DAMAGERS
-from support.forges.trail_mutations import MUTATORS
-from support.models.trail_judge import audit_with, check_lies
-from support.rigs.daemon import Daemon, run_command
+from support.forges.trail import mutations as trail_mutations
+from support.forges.trail.damage import DAMAGERS
+from support.forges.trail.mutations import MUTATORS
+from support.models.trail.judge import audit_with, check_lies
+from support.rigs.daemon.process import Daemon, run_command
 
 from spark_audit.engines.table import TableEngine
 

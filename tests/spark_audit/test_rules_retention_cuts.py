@@ -10,9 +10,9 @@ from random import Random
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.forges.trail_cut import Cuts, midnights
-from support.forges.trail_forge import forge
-from support.forges.trail_histories import RecordedHistory
+from support.forges.cells.forge import forge
+from support.forges.trail.cut import Cuts, midnights
+from support.models.broker.histories import RecordedHistory
 
 from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from support.forges.trail_damage import change_column, vouch_for
-from support.forges.trail_files import HOUR_MS, cells_of, files_of, read_file, read_manifest, write_manifest
-from support.forges.trail_forge import forge
-from support.forges.trail_hand import Hand
+from support.forges.cells.forge import forge
+from support.forges.trail.damage import change_column, vouch_for
+from support.forges.trail.files import HOUR_MS, cells_of, files_of, read_file, read_manifest, write_manifest
+from support.forges.trail.hand import Hand
 
 from spark_audit.engines.table import TableEngine
 from spark_audit.jobs.audit import run_audit

@@ -26,7 +26,7 @@ if CLIENTS not in {"newest", "all"}:
 PROCESSES = os.environ.get("DMQ_TEST_PROCESSES", "")  # of each daemon; drawn if it is not said
 if PROCESSES and not PROCESSES.isdecimal():
     raise pytest.UsageError(f"DMQ_TEST_PROCESSES is a number of processes, not {PROCESSES!r}")
-COMPILED = os.environ.get("DMQ_TEST_COMPILED", "")  # 1 or 0: see ``support.rigs.forms``
+COMPILED = os.environ.get("DMQ_TEST_COMPILED", "")  # 1 or 0: see ``support.forms``
 if COMPILED not in {"", "0", "1"}:
     raise pytest.UsageError(f"DMQ_TEST_COMPILED is 1 or 0, not {COMPILED!r}")
 # For tests that take long and have a shorter one beside them.

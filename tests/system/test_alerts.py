@@ -1,6 +1,7 @@
 """Each alert fires in a state that a test causes on a real daemon, and its runbook has commands that show the cause.
 
-Prometheus evaluates the rules over figures scraped before and after the cause. See ``support.rigs.prometheus``.
+Prometheus evaluates the rules over figures scraped before and after the cause. See
+``support.rigs.services.prometheus``.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import NamedTuple
 
 import grpc
 import pytest
-from support.clients.wire_client import WireClient, a_message, a_receive, received_of
+from support.clients.wire.client import WireClient, a_message, a_receive, received_of
 from support.effort import EFFORT
-from support.rigs.daemon import Daemon, free_port, run_command
-from support.rigs.front import front_of
-from support.rigs.frozen_disk import mounted
-from support.rigs.mounts import small_disk
-from support.rigs.prometheus import (
+from support.rigs.daemon.process import Daemon, free_port, run_command
+from support.rigs.faults.frozen_disk import mounted
+from support.rigs.faults.mounts import small_disk
+from support.rigs.faults.wall_shim import WallShim
+from support.rigs.replica.pair import Pair
+from support.rigs.rocketmq.front import front_of
+from support.rigs.services.prometheus import (
     RULES,
     Period,
     Scrape,
@@ -33,9 +36,7 @@ from support.rigs.prometheus import (
     scrape,
     scrape_until,
 )
-from support.rigs.replica_pair import Pair
-from support.rigs.wall_shim import WallShim
-from support.rigs.webhooks import secret_file
+from support.rigs.services.webhooks import secret_file
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
+from support.clients.wire.client import WireClient, a_message
 from support.effort import at_length
-from support.rigs.daemon import Daemon, free_port, run_command
-from support.rigs.prometheus import RULES, Period, assert_results, program, rules, scrape, scrape_until
-from support.rigs.wall_shim import WallShim
+from support.rigs.daemon.process import Daemon, free_port, run_command
+from support.rigs.faults.wall_shim import WallShim
+from support.rigs.services.prometheus import RULES, Period, assert_results, program, rules, scrape, scrape_until
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.clients.wire_client import Received, WireClient, a_message
+from support.clients.wire.client import Received, WireClient, a_message
 from support.effort import drawn
-from support.rigs.daemon import Daemon
-from support.rigs.wall_shim import WallShim
+from support.rigs.daemon.process import Daemon
+from support.rigs.faults.wall_shim import WallShim
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient

@@ -12,12 +12,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.crash_load import Ledger, Load
-from support.clients.crash_operators import Operators, receive_all
+from support.clients.load.crash import Ledger, Load
+from support.clients.load.crash_operators import Operators, receive_all
 from support.effort import CRASHES, SEED
-from support.models.crash_check import broken_promises
-from support.models.outbox import read_outbox
-from support.rigs.daemon import Daemon
+from support.models.runs.crash_check import broken_promises
+from support.models.store.outbox import read_outbox
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.recovery.check.ledger import compare

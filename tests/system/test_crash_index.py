@@ -16,9 +16,9 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.clients.wire_client import Received, WireClient, a_message, a_receive, received_of
+from support.clients.wire.client import Received, WireClient, a_message, a_receive, received_of
 from support.effort import CRASHES, SEED
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.clients.client_builds import VERSITYGW, what_is_missing
+from support.clients.official.builds import VERSITYGW, what_is_missing
 
 pytestmark = [
     pytest.mark.integration,

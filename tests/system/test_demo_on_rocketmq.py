@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, at_length
-from support.rigs.cluster import cluster
+from support.rigs.rocketmq.cluster import cluster
 
 from dmq.demo.program import DemoCluster, run_demo
 

@@ -16,7 +16,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 from dmq.config.settings import DaemonConfig, load
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.clients.wire_client import Received, WireClient, a_message
-from support.rigs.daemon import Daemon
-from support.rigs.strace import Trace, tracer
+from support.clients.wire.client import Received, WireClient, a_message
+from support.rigs.daemon.process import Daemon
+from support.rigs.faults.strace import Trace, tracer
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire

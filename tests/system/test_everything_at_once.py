@@ -13,12 +13,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.clients.turmoil import Turmoil
-from support.clients.turmoil_books import Books
+from support.clients.load.turmoil import Turmoil
+from support.clients.load.turmoil_books import Books
 from support.effort import EFFORT, SEED
-from support.rigs.acl import OPERATOR, write_acl
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.wall_shim import WallShim
+from support.rigs.daemon.acl import OPERATOR, write_acl
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.faults.wall_shim import WallShim
 
 pytestmark = pytest.mark.fault
 LASTS_S = 5 if EFFORT == 1 else 8 * EFFORT

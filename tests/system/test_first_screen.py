@@ -16,9 +16,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.clients.reader import Newcomer
+from support.clients.documentation.pages import ROOT, Block, blocks
+from support.clients.documentation.reader import Newcomer
 from support.effort import at_length
-from support.rigs.pages import ROOT, Block, blocks
 
 pytestmark = pytest.mark.integration
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

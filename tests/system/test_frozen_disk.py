@@ -16,14 +16,14 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.clients.wire_client import WireClient, a_message
+from support.clients.wire.client import WireClient, a_message
 from support.effort import EFFORT
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.frozen_disk import FrozenDisk, Pauses, mounted
-from support.rigs.hook import AWAY
-from support.rigs.replica_pair import Pair
-from support.rigs.spool import QUIET
-from support.rigs.spool_driver import PATIENCE_S, command, lines, take_all
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.faults.frozen_disk import FrozenDisk, Pauses, mounted
+from support.rigs.producer.hook import AWAY
+from support.rigs.producer.spool import QUIET
+from support.rigs.producer.spool_driver import PATIENCE_S, command, lines, take_all
+from support.rigs.replica.pair import Pair
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.daemon.run import EXIT_FENCED

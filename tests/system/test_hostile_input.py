@@ -12,11 +12,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
+from support.clients.wire.client import WireClient, a_message
 from support.effort import EFFORT
-from support.models.cost_oracle import Cost, Meter, corpus, cost_of, with_preface
-from support.rigs import forked
-from support.rigs.daemon import Daemon
+from support.models.costs.cost_oracle import Cost, Meter, corpus, cost_of, with_preface
+from support.rigs.commands import forked
+from support.rigs.daemon.process import Daemon
 
 from bench.attacks import ATTACKS
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from support.clients.hook_app import Consumer
-from support.clients.wire_client import WireClient, a_message
+from support.clients.official.hook_app import Consumer
+from support.clients.wire.client import WireClient, a_message
 from support.effort import at_length
-from support.rigs.daemon import Daemon, free_port, run_command
+from support.rigs.daemon.process import Daemon, free_port, run_command
 
 pytestmark = pytest.mark.integration
 EXAMPLES = Path(__file__).parents[2] / "examples"

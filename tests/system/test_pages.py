@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.clients.client_builds import CLIENTS
-from support.clients.jvm import SHORT_LIVED
-from support.clients.official_client import JAVA, require
-from support.clients.reader import Reader
+from support.clients.documentation.pages import ROOT, Block, arguments, blocks, commands, pages
+from support.clients.documentation.reader import Reader
+from support.clients.java.jvm import SHORT_LIVED
+from support.clients.official.builds import CLIENTS
+from support.clients.official.client import JAVA, require
 from support.effort import at_length
-from support.rigs.acl import ACL, HOOK
-from support.rigs.daemon import free_port, run_command
-from support.rigs.pages import ROOT, Block, arguments, blocks, commands, pages
+from support.rigs.daemon.acl import ACL, HOOK
+from support.rigs.daemon.process import free_port, run_command
 
 from broker_adapter.contracts.message import Message
 from broker_adapter.wire.delay import INNER_TOPIC, unwrap

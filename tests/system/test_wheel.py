@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from support.forges.trail_forge import forge
-from support.rigs.daemon import START_S_MAX, free_port
+from support.forges.cells.forge import forge
+from support.rigs.daemon.process import START_S_MAX, free_port
 
 from dmq.runtime.compiled import folder_of, is_made_of
 

@@ -31,7 +31,7 @@ REFERENCE = ROOT / "docs" / "reference"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 FOLDERS = ("dmq", "retry", "broker_adapter", "spark_audit", "tests", "docs", "locks", "tools", "bench")
-SUITE = re.compile(r"^from support\.clients\.(\w+) import \*", re.MULTILINE)
+SUITE = re.compile(r"^from support\.clients\.official\.(\w+) import \*", re.MULTILINE)
 # `dmq/store/writer/marks.py`, `tests/dmq/store`, `tests/dmq/store::test_name` (a test may move within its package)
 CITED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)(?:::(\w+))?`")
 # in CONTRIBUTING, whose answers are names: `Leases.expire` in `dmq/broker/deliveries/lease_expiry.py`
@@ -74,7 +74,7 @@ def names_in(path: Path) -> frozenset[str]:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         }
         for suite in SUITE.findall(read(module)):
-            names |= names_in(ROOT / "tests" / "support" / "clients" / f"{suite}.py")
+            names |= names_in(ROOT / "tests" / "support" / "clients" / "official" / f"{suite}.py")
     return frozenset(names)
 
 

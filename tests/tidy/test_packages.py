@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tidy.rules import PACKAGES
 pytestmark = pytest.mark.tidy
 
 ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests" / "support"
 INITS = [path for top in PACKAGES for path in sorted((ROOT / top).rglob("__init__.py"))]
 LAZY = [path.parent for path in INITS if "lazy_exports(" in path.read_text(encoding="utf-8")]
 # Packages whose modules other packages still import. The list only becomes shorter.
@@ -87,6 +90,19 @@ def test_other_packages_import_from_the_package() -> None:
                 reached.setdefault(home, []).append(str(path))
     assert not {home: found for home, found in reached.items() if home not in OPEN}
     assert OPEN & set(modules.values()) <= reached.keys()
+
+
+def test_packages_of_support_import_the_packages_they_name() -> None:
+    """The docstring of a package in ``tests/support`` lists its imports, which form no cycle."""
+    named, found = dict[str, set[str]](), dict[str, set[str]]()
+    for init in SUPPORT.glob("*/*/__init__.py"):
+        package = ".".join(init.parent.relative_to(SUPPORT).parts)
+        named[package] = set(re.findall(r"``(\w+\.\w+)``", init.read_text(encoding="utf-8")))
+        modules = set[str]().union(*map(_imported, init.parent.glob("*.py")))
+        found[package] = {".".join(each.split(".")[1:3]) for each in modules if each.startswith("support.")} - {package}
+    found = {package: names & found.keys() for package, names in found.items()}
+    assert named == found
+    TopologicalSorter(found).prepare()
 
 
 @pytest.mark.parametrize(

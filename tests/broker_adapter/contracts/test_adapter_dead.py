@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.clients.failing import (
+from support.clients.embedded.failing import (
     ATTEMPTS,
     DELAYS_MS,
     UNDERTAKER,
@@ -19,7 +19,7 @@ from support.clients.failing import (
     pushed,
     pushed_one,
 )
-from support.rigs.brokers import (
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.rigs.brokers import (
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support.rigs.real_time_brokers import (
+from support.rigs.rocketmq.real_time import (
     INVISIBLE_MS,
     AllAtOnce,
     Decider,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.clients.failing import (
+from support.clients.embedded.failing import (
     ATTEMPTS,
     CLIENT,
     DELAYS_MS,
@@ -17,7 +17,7 @@ from support.clients.failing import (
     pushed,
     pushed_one,
 )
-from support.rigs.brokers import GROUP, INVISIBLE_MS, Rig, ack, an_envelope, every_broker, ids, receive
+from support.rigs.broker.rig import GROUP, INVISIBLE_MS, Rig, ack, an_envelope, every_broker, ids, receive
 
 pytestmark = pytest.mark.contract
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.forges.letters import DEAD, PURGE, a_message, die, finish, only
-from support.rigs.brokers import (
+from support.forges.messages.letters import DEAD, PURGE, a_message, die, finish, only
+from support.rigs.broker.rig import (
     PATIENCE_S,
     TOPIC,
     EmbeddedRig,
@@ -23,7 +23,7 @@ from support.rigs.brokers import (
     send,
     until,
 )
-from support.rigs.stores import GatedEngine
+from support.rigs.store.rows import GatedEngine
 
 from broker_adapter.contracts.adapter import Pulled, QueueRange, Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule

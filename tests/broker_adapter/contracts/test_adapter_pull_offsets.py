@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.forges.letters import told
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive, send
-from support.rigs.stores import GatedEngine
+from support.forges.messages.letters import told
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive, send
+from support.rigs.store.rows import GatedEngine
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from dmq.broker.io.queue_log import Place, offset_stored_at

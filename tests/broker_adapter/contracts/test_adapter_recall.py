@@ -6,8 +6,20 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.models.outbox import read_outbox
-from support.rigs.brokers import TOPIC, EmbeddedRig, End, Rig, ack, an_envelope, every_broker, ids, play, receive, send
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
+    TOPIC,
+    EmbeddedRig,
+    End,
+    Rig,
+    ack,
+    an_envelope,
+    every_broker,
+    ids,
+    play,
+    receive,
+    send,
+)
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import pack_id

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from unittest.mock import patch
 
 import pytest
-from support.rigs.brokers import (
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.rigs.classic_brokers import (
+from support.rigs.rocketmq.classic import (
     ALL,
     PATIENCE_S,
     QUEUES,

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.consumers import PATIENCE_S, Faulty, eventually
+from support.clients.embedded.consumers import PATIENCE_S, Faulty, eventually
+from support.models.costs.unread import UnreadDict
 from support.models.progress_check import assert_member_progress
-from support.models.unread import UnreadDict
-from support.rigs.brokers import EmbeddedRig, play
-from support.rigs.real_time_brokers import Decider, a_message
+from support.rigs.broker.rig import EmbeddedRig, play
+from support.rigs.rocketmq.real_time import Decider, a_message
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.classic import Start

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.consumers import PATIENCE_S, Seen
-from support.rigs.brokers import EmbeddedRig, play
+from support.clients.embedded.consumers import PATIENCE_S, Seen
+from support.rigs.broker.rig import EmbeddedRig, play
 
 from broker_adapter.contracts.adapter import GroupSettings
 from broker_adapter.contracts.classic import Decision, Filter, MessageQueue, ReceivedMessage, Start

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.clients.consumers import PATIENCE_S, Seen
-from support.rigs.daemon import Daemon
+from support.clients.embedded.consumers import PATIENCE_S, Seen
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.contracts.classic import Decision, MessageQueue, ReceivedMessage
 from broker_adapter.contracts.errors import Refused

@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from support.clients.java_programs import class_path
-from support.clients.jvm import SHORT_LIVED
+from support.clients.java.jvm import SHORT_LIVED
+from support.clients.java.programs import class_path
 from support.effort import EFFORT, SEED
 
 from bench.rocketmq import PeerMissing

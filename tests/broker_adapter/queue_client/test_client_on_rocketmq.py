@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.consumers import Seen
+from support.clients.embedded.consumers import Seen
 from support.effort import at_length
-from support.rigs.cluster import cluster, cluster_4
+from support.rigs.rocketmq.cluster import cluster, cluster_4
 
 from bench.remoting import administer
 from broker_adapter import Client, ConsumerOptions, Later, Message, Start, connect

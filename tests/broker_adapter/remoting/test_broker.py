@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
-from support.forges.stored_messages import a_stored
-from support.rigs.remoting_peer import HeldQueue, Peer, remoting_peer
+from support.forges.messages.stored import a_stored
+from support.rigs.rocketmq.remoting_peer import HeldQueue, Peer, remoting_peer
 
 from broker_adapter.contracts.classic import (
     ClassicBroker,

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import pytest
 from support.effort import at_length
-from support.rigs.cluster import cluster, cluster_4
-from support.rigs.real_time_brokers import now_ms
+from support.rigs.rocketmq.cluster import cluster, cluster_4
+from support.rigs.rocketmq.real_time import now_ms
 
 from bench.remoting import administer
 from bench.rocketmq import VERSION_4, RocketMQ, artifacts

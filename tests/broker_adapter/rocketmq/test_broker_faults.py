@@ -17,10 +17,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.rigs.acl import OPERATOR, SHOP, write_acl
-from support.rigs.daemon import Daemon
-from support.rigs.front import client, front_of, kinds, receive, until
-from support.rigs.real_time_brokers import INVISIBLE_MS, Rig, a_message, now_ms
+from support.rigs.daemon.acl import OPERATOR, SHOP, write_acl
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.front import client, front_of, kinds, receive, until
+from support.rigs.rocketmq.real_time import INVISIBLE_MS, Rig, a_message, now_ms
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule

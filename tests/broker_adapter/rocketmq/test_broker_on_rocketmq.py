@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.rigs.cluster import cluster
-from support.rigs.real_time_brokers import INVISIBLE_MS, PATIENCE_S, REQUEST_MS, Rig, a_message, now_ms, rocketmq
+from support.rigs.rocketmq.cluster import cluster
+from support.rigs.rocketmq.real_time import INVISIBLE_MS, PATIENCE_S, REQUEST_MS, Rig, a_message, now_ms, rocketmq
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule

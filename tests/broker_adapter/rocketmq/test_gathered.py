@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 
 import pytest
-from support.rigs.real_time_brokers import a_message
+from support.rigs.rocketmq.real_time import a_message
 
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import SendReceipt

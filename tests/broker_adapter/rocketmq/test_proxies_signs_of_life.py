@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from support.models.unread import UnreadDict
+from support.models.costs.unread import UnreadDict
 
 from broker_adapter.rocketmq.broker import RocketMQBroker
 from broker_adapter.rocketmq.proxies import ClusterOptions

@@ -1,4 +1,4 @@
-// The official Go client in a process of its own, told what to do by JSON lines; see tests/support/clients/official_client.py.
+// The official Go client in a process of its own, told what to do by JSON lines; see tests/support/clients/official/client.py.
 package main
 
 import (

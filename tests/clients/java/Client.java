@@ -1,4 +1,4 @@
-// The official Java client in a process of its own, told what to do by JSON lines; see tests/support/clients/official_client.py.
+// The official Java client in a process of its own, told what to do by JSON lines; see tests/support/clients/official/client.py.
 
 import com.google.gson.Gson;
 import com.google.gson.GsonBuilder;

@@ -1,4 +1,4 @@
-// The official Node client in a process of its own, told what to do by JSON lines; see tests/support/clients/official_client.py.
+// The official Node client in a process of its own, told what to do by JSON lines; see tests/support/clients/official/client.py.
 import { createInterface } from 'node:readline';
 import { createRequire } from 'node:module';
 import { writeSync } from 'node:fs';

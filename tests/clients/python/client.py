@@ -1,4 +1,4 @@
-"""The official Python client in a process of its own, controlled by JSON lines (``support.clients.official_client``).
+"""The official Python client in a process of its own, controlled by JSON lines (``support.clients.official.client``).
 
 The version that is installed, or the one in the folder that is its argument. Push consumers came with 5.0.9, recall
 with 5.1.

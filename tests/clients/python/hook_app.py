@@ -1,4 +1,4 @@
-"""An application with the hook on the official Python client, controlled by JSON lines (``support.clients.hook_app``).
+"""Application of the hook on the official Python client, driven by JSON lines (``support.clients.official.hook_app``).
 
 It has one lane per way of sending, named as the type of its messages is. A lane is a thread: it sends in the order of
 its commands, and says what became of each send as soon as that is known, and not before.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from support.rigs.acl import ACL, KEYS, write_acl
+from support.rigs.daemon.acl import ACL, KEYS, write_acl
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import WINDOW_MS_DEFAULT, AclError, KeyFile, parse, read

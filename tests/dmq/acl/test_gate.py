@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.rigs.acl import READER, SHOP, Key, write_acl
+from support.rigs.daemon.acl import READER, SHOP, Key, write_acl
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.acl.file import KeyFile

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from support.rigs.acl import ACL, KEYS, OPERATOR, SHOP, Key, write_acl
+from support.rigs.daemon.acl import ACL, KEYS, OPERATOR, SHOP, Key, write_acl
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import ManualClock

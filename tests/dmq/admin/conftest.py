@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.forges.letters import a_message, die, fail, set_policy
-from support.rigs.live_cell import LiveCell, live_cell
+from support.forges.messages.letters import a_message, die, fail, set_policy
+from support.rigs.commands.live_cell import LiveCell, live_cell
 
 HOUR_MS = 3_600_000
 

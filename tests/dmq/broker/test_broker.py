@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.rigs.brokers import (
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,
@@ -22,7 +22,7 @@ from support.rigs.brokers import (
     send,
     until,
 )
-from support.rigs.stores import GatedEngine, events
+from support.rigs.store.rows import GatedEngine, events
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused
 from broker_adapter.contracts.message import Delivery

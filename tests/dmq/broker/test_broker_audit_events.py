@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clients.failing import CLIENT, pass_time
+from support.clients.embedded.failing import CLIENT, pass_time
 from support.effort import EFFORT
-from support.forges.letters import PURGE, REDRIVE, a_message, ended, start
-from support.models.outbox import read_outbox
-from support.models.watch import WatchedEngine
-from support.rigs.brokers import TOPIC, EmbeddedRig, ack, an_envelope, play, receive
+from support.forges.messages.letters import PURGE, REDRIVE, a_message, ended, start
+from support.models.store.outbox import read_outbox
+from support.models.store.watch import WatchedEngine
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, ack, an_envelope, play, receive
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery

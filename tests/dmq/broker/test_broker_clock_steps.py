@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.models.outbox import read_outbox
-from support.models.retain import TOLD, keep, lying, turn
-from support.rigs.brokers import (
+from support.clients.embedded.retain import TOLD, keep, lying, turn
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,

@@ -9,9 +9,20 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.clients.failing import pushed, pushed_one
-from support.forges.letters import DEAD, PURGE, finish
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, play, receive_one, send
+from support.clients.embedded.failing import pushed, pushed_one
+from support.forges.messages.letters import DEAD, PURGE, finish
+from support.rigs.broker.rig import (
+    GROUP,
+    TOPIC,
+    EmbeddedRig,
+    End,
+    ack,
+    every_durable_broker,
+    ids,
+    play,
+    receive_one,
+    send,
+)
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 from support.effort import EFFORT
-from support.models.broker_draws import (
+from support.models.broker.draws import (
     FAILING,
     GROUPS,
     LAST_PAIRS,
@@ -29,11 +29,11 @@ from support.models.broker_draws import (
     picks,
     sends,
 )
-from support.models.broker_machine import BrokerRules
-from support.models.broker_model import Policy
+from support.models.broker.machine import BrokerRules
+from support.models.broker.model import Policy
+from support.models.broker.trail import read_facts
 from support.models.progress_check import assert_progress
-from support.models.trail import read_facts
-from support.rigs.brokers import End, receive
+from support.rigs.broker.rig import End, receive
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.topics import dead_letter_topic

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT
-from support.models.trail import read_facts
-from support.rigs.brokers import an_envelope
+from support.models.broker.trail import read_facts
+from support.rigs.broker.rig import an_envelope
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import Refused

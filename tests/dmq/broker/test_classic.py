@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from support.forges.letters import PURGE, REDRIVE, counts, finish
-from support.models.outbox import read_outbox
-from support.rigs.brokers import End, an_envelope, until
-from support.rigs.classic_brokers import (
+from support.forges.messages.letters import PURGE, REDRIVE, counts, finish
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import End, an_envelope, until
+from support.rigs.rocketmq.classic import (
     ALL,
     SEND_MS,
     EmbeddedClassicRig,

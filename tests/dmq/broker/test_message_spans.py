@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from support.clients.failing import CLIENT, change, comes_after, pass_time, pushed_one
-from support.forges.letters import DEAD, REDRIVE, UNDERTAKER, finish
-from support.models.span_tree import of_daemon, tree_of
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, receive
+from support.clients.embedded.failing import CLIENT, change, comes_after, pass_time, pushed_one
+from support.forges.messages.letters import DEAD, REDRIVE, UNDERTAKER, finish
+from support.models.runs.span_tree import of_daemon, tree_of
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, receive
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery, Envelope

@@ -15,9 +15,9 @@ from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from support.effort import EFFORT, SEED
-from support.models.operator_machine import GROUPS, ROUND_MS, ROUNDS, TOPICS, OperatorRules, picks
-from support.models.outbox import read_outbox
-from support.rigs.brokers import End
+from support.models.broker.operator_machine import GROUPS, ROUND_MS, ROUNDS, TOPICS, OperatorRules, picks
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import End
 
 pytestmark = pytest.mark.property
 print(f"DMQ_TEST_SEED={SEED}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.rigs.live_cell import LiveCell, live_cell
+from support.rigs.commands.live_cell import LiveCell, live_cell
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer.main
-from support.clients.fake_admin_client import run_dmq
-from support.forges.letters import a_message, die, fail
-from support.forges.stored_messages import a_stored
-from support.forges.trail_files import CellWriter, Event
-from support.rigs.acl import ACL, OPERATOR, write_acl
-from support.rigs.brokers import until
-from support.rigs.command_tree import keep
-from support.rigs.live_cell import NOW, LiveCell, live_cell
-from support.rigs.remoting_peer import HeldQueue, remoting_peer
+from support.forges.messages.letters import a_message, die, fail
+from support.forges.messages.stored import a_stored
+from support.forges.trail.files import CellWriter, Event
+from support.rigs.broker.rig import until
+from support.rigs.commands.command_tree import keep
+from support.rigs.commands.fake_admin_client import run_dmq
+from support.rigs.commands.live_cell import NOW, LiveCell, live_cell
+from support.rigs.daemon.acl import ACL, OPERATOR, write_acl
+from support.rigs.rocketmq.remoting_peer import HeldQueue, remoting_peer
 from typer.testing import Result
 
 from broker_adapter.runtime.clock import SystemClock

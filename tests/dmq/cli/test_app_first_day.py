@@ -7,10 +7,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from support.clients.schedules import tick
-from support.forges.letters import a_message, die
-from support.rigs.brokers import GROUP
-from support.rigs.live_cell import NOW, LiveCell, live_cell
+from support.forges.messages.letters import a_message, die
+from support.forges.messages.schedules import tick
+from support.rigs.broker.rig import GROUP
+from support.rigs.commands.live_cell import NOW, LiveCell, live_cell
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.cli.output.output import show_json

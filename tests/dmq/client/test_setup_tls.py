@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.rigs.certificates import Signed, signed
-from support.rigs.daemon import Daemon, run_command
+from support.rigs.daemon.certificates import Signed, signed
+from support.rigs.daemon.process import Daemon, run_command
 
 from dmq.admin.client import AdminClient, DaemonUnavailable
 from dmq.client import SidecarClient

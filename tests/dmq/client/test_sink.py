@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -10,11 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import PYTHON, OfficialClient, require
+from support.clients.official.client import PYTHON, OfficialClient, require
 from support.effort import EFFORT
-from support.models.cluster_ledger import Ledger, all_came, all_left, client, explained, in_front, readers
-from support.rigs.cluster import cluster
-from support.rigs.real_time_brokers import INVISIBLE_MS, a_message, now_ms
+from support.models.runs.ledger import Ledger, all_came, all_left, client, explained, in_front, readers
+from support.rigs.rocketmq.cluster import cluster
+from support.rigs.rocketmq.real_time import INVISIBLE_MS, a_message, now_ms
 
 from bench.rocketmq import RocketMQ
 from broker_adapter.contracts.adapter import Subscription

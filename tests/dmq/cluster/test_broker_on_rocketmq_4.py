@@ -9,15 +9,15 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.clients import client_suite, recall_suite
-from support.clients.client_bench import PREFIXES
-from support.clients.official_client import LANGUAGES, Language, OfficialClient
-from support.clients.scenarios import Scenarios
+from support.clients.official import client_suite, recall_suite
+from support.clients.official.client import LANGUAGES, Language, OfficialClient
+from support.clients.official.client_bench import PREFIXES
+from support.clients.official.scenarios import Scenarios
 from support.effort import EFFORT, at_length
-from support.models.cluster_ledger import Ledger, all_came, all_left, client
-from support.rigs.cluster import cluster_4
-from support.rigs.daemon import Daemon
-from support.rigs.real_time_brokers import INVISIBLE_MS, PATIENCE_S, a_message, new_id, now_ms
+from support.models.runs.ledger import Ledger, all_came, all_left, client
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.cluster import cluster_4
+from support.rigs.rocketmq.real_time import INVISIBLE_MS, PATIENCE_S, a_message, new_id, now_ms
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerError

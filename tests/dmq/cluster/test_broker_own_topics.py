@@ -9,9 +9,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.front import client, front_of, kinds, play, receive, until
-from support.rigs.real_time_brokers import INVISIBLE_MS, a_message, now_ms
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.rocketmq.front import client, front_of, kinds, play, receive, until
+from support.rigs.rocketmq.real_time import INVISIBLE_MS, a_message, now_ms
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.rocketmq import RocketMQBroker

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.front import client, front_of, kinds, play, receive, status, until
-from support.rigs.real_time_brokers import new_id, now_ms
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.rocketmq.front import client, front_of, kinds, play, receive, status, until
+from support.rigs.rocketmq.real_time import new_id, now_ms
 
 from broker_adapter.contracts.message import Envelope, Message
 from broker_adapter.rocketmq import RocketMQBroker

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import GO, JAVA, PYTHON, Language, require
+from support.clients.official.client import GO, JAVA, PYTHON, Language, require
 from support.effort import EFFORT, at_length
-from support.models.cluster_ledger import PATIENCE_S, Ledger, all_came, all_left, client, explained, in_front, readers
-from support.rigs.cluster import ORDERS, cluster
-from support.rigs.daemon import Daemon
-from support.rigs.examples import run_adapter, run_go, run_java, run_python
-from support.rigs.real_time_brokers import new_id, now_ms
+from support.models.runs.ledger import PATIENCE_S, Ledger, all_came, all_left, client, explained, in_front, readers
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.cluster import ORDERS, cluster
+from support.rigs.rocketmq.examples import run_adapter, run_go, run_java, run_python
+from support.rigs.rocketmq.real_time import new_id, now_ms
 
 from broker_adapter.contracts.message import Message
 from broker_adapter.wire.delay import INNER_TOPIC, wrap

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.failing import dead_letters
+from support.clients.embedded.failing import dead_letters
+from support.models.costs.unread import UnreadDict
 from support.models.progress_check import assert_taken_progress
-from support.models.unread import UnreadDict
-from support.rigs.brokers import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
+from support.rigs.broker.rig import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
 
 from broker_adapter.contracts.adapter import GroupSettings, PopBroker, Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.front import client, front_of, kinds, play
-from support.rigs.real_time_brokers import PATIENCE_S, a_message
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.rocketmq.front import client, front_of, kinds, play
+from support.rigs.rocketmq.real_time import PATIENCE_S, a_message
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused

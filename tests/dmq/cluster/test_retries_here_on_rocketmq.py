@@ -7,10 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.rigs.cluster import cluster
-from support.rigs.daemon import Daemon
-from support.rigs.front import client, kinds, play
-from support.rigs.real_time_brokers import a_message
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.cluster import cluster
+from support.rigs.rocketmq.front import client, kinds, play
+from support.rigs.rocketmq.real_time import a_message
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.message import Delivery

@@ -11,9 +11,9 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 from support.effort import EFFORT, SEED
-from support.forges.letters import finish
-from support.rigs.brokers import TOPIC, End, an_envelope, play, receive, until
-from support.rigs.lanes import LanesRig, with_lanes
+from support.forges.messages.letters import finish
+from support.rigs.broker.rig import TOPIC, End, an_envelope, play, receive, until
+from support.rigs.rocketmq.lanes import LanesRig, with_lanes
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import Envelope

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.models.outbox import read_outbox
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, ids, play, receive, send
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, ids, play, receive, send
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Delivery

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
-from support.rigs.browsers import chromium
-from support.rigs.consoles import Open, Site, console, fail, fill
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.consoles import Open, Site, console, fail, fill
+from support.rigs.daemon.process import Daemon
+from support.rigs.services.browsers import chromium
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from support.rigs.consoles import GROUP, TOPIC, Site, console
+from support.rigs.daemon.consoles import GROUP, TOPIC, Site, console
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient

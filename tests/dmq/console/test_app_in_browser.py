@@ -15,9 +15,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 from support.effort import at_length, drawn
-from support.rigs.acl import OPERATOR, READER, write_acl
-from support.rigs.consoles import GROUP, TOPIC, Open, Site, console, fill, message_id
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.acl import OPERATOR, READER, write_acl
+from support.rigs.daemon.consoles import GROUP, TOPIC, Open, Site, console, fill, message_id
+from support.rigs.daemon.process import Daemon
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient

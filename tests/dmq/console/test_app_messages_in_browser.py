@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.consoles import FAILED_GROUP, FAILED_TOPIC, TOPIC, Open, Site, console, message_id
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.consoles import FAILED_GROUP, FAILED_TOPIC, TOPIC, Open, Site, console, message_id
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
 from broker_adapter.wire.mapping import set_timestamp

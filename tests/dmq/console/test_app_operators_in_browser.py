@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
-from support.clients.wire_client import WireClient
+from support.clients.wire.client import WireClient
 from support.effort import at_length, drawn
-from support.rigs.acl import Key, write_acl
-from support.rigs.audits import await_process, hasten_verification
-from support.rigs.consoles import Open, console, fill, message_id
-from support.rigs.daemon import Daemon, run_command
+from support.rigs.broker.audits import await_process, hasten_verification
+from support.rigs.daemon.acl import Key, write_acl
+from support.rigs.daemon.consoles import Open, console, fill, message_id
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire

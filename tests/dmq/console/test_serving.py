@@ -14,9 +14,9 @@ from typing import NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import pytest
-from support.rigs.acl import OPERATOR, Key, write_acl
-from support.rigs.consoles import console
-from support.rigs.daemon import START_S_MAX, Daemon, run_command
+from support.rigs.daemon.acl import OPERATOR, Key, write_acl
+from support.rigs.daemon.consoles import console
+from support.rigs.daemon.process import START_S_MAX, Daemon, run_command
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import START_S_MAX, Daemon, run_command
+from support.rigs.daemon.process import START_S_MAX, Daemon, run_command
 
 pytestmark = pytest.mark.integration
 _KEYS = '[keys.shop]\nsecret = "s"\nadmin = true\n'

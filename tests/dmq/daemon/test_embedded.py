@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.rigs.classic_brokers import ALL, SEND_MS, joined, pull_some
-from support.rigs.real_time_brokers import new_id
+from support.rigs.rocketmq.classic import ALL, SEND_MS, joined, pull_some
+from support.rigs.rocketmq.real_time import new_id
 
 from broker_adapter.contracts.classic import MessageQueue, Outgoing, Start
 from broker_adapter.contracts.errors import Refused, Rule

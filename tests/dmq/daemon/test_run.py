@@ -19,9 +19,9 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from support.clients.wire_client import WireClient, a_message, a_receive, received_of
-from support.rigs.daemon import Daemon, run_to_end
-from support.rigs.fronts import until
+from support.clients.wire.client import WireClient, a_message, a_receive, received_of
+from support.rigs.daemon.fronts import until
+from support.rigs.daemon.process import Daemon, run_to_end
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.store.schema.keys import FORMAT_VERSION

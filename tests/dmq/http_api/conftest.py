@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.rigs.acl import write_acl
-from support.rigs.http_api import Api, api_of
+from support.rigs.daemon.acl import write_acl
+from support.rigs.daemon.http_api import Api, api_of
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from support.rigs.http_api import Api, api_of, problem_of, serving
+from support.rigs.daemon.http_api import Api, api_of, problem_of, serving
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from dmq.http_api.app import BODY_BYTES_MAX as REQUEST_BYTES_MAX

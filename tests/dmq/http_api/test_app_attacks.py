@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.effort import at_length
-from support.rigs.acl import OPERATOR
-from support.rigs.http_api import Api, problem_of
+from support.rigs.daemon.acl import OPERATOR
+from support.rigs.daemon.http_api import Api, problem_of
 
 from dmq.http_api.app import BODY_BYTES_MAX, UNCHECKED_BYTES_MAX
 

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
-from support.rigs.acl import HOOK, OPERATOR, READER, SHOP, Key
-from support.rigs.http_api import Answer, Api, problem_of, serving
+from support.rigs.daemon.acl import HOOK, OPERATOR, READER, SHOP, Key
+from support.rigs.daemon.http_api import Answer, Api, problem_of, serving
 
 from dmq.runtime.guess_limit import CALLS
 

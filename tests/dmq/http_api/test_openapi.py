@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.rigs.http_api import Api
+from support.rigs.daemon.http_api import Api
 
 from dmq.http_api.openapi import document
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.clients.wire_client import WireClient
-from support.rigs.acl import OPERATOR, write_acl
-from support.rigs.daemon import START_S_MAX, run_command
-from support.rigs.http_api import Api, api_of, serving
+from support.clients.wire.client import WireClient
+from support.rigs.daemon.acl import OPERATOR, write_acl
+from support.rigs.daemon.http_api import Api, api_of, serving
+from support.rigs.daemon.process import START_S_MAX, run_command
 
 from dmq.rocketmq_server.transport.tls import self_signed
 

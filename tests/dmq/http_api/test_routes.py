@@ -7,9 +7,9 @@ import json
 import time
 
 import pytest
-from support.clients.wire_client import Received, WireClient
-from support.rigs.daemon import run_command
-from support.rigs.http_api import Api
+from support.clients.wire.client import Received, WireClient
+from support.rigs.daemon.http_api import Api
+from support.rigs.daemon.process import run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire

@@ -6,8 +6,8 @@ import base64
 import time
 
 import pytest
-from support.clients.wire_client import WireClient
-from support.rigs.http_api import Api, problem_of
+from support.clients.wire.client import WireClient
+from support.rigs.daemon.http_api import Api, problem_of
 
 pytestmark = pytest.mark.integration
 _HOUR_MS = 3_600_000

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from support.clients.hook_app import Consumer
-from support.rigs.daemon import Daemon, free_port, run_command
+from support.clients.official.hook_app import Consumer
+from support.rigs.daemon.process import Daemon, free_port, run_command
 
 pytestmark = pytest.mark.integration
 _PROGRAM = Path(__file__).parents[2] / "clients" / "python" / "consume_app.py"

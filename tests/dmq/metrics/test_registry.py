@@ -20,7 +20,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
-from support.rigs.hook import until
+from support.rigs.producer.hook import until
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.config.units import Address

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.clients.failing import change, pass_time, pushed, pushed_one
-from support.forges.letters import a_message
-from support.rigs.brokers import GROUP, EmbeddedRig, every_durable_broker, receive
+from support.clients.embedded.failing import change, pass_time, pushed, pushed_one
+from support.forges.messages.letters import a_message
+from support.rigs.broker.rig import GROUP, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.contracts.topics import retry_topic
 from dmq.daemon.telemetry.gauges import follow, observer

@@ -10,10 +10,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.forges.letters import REDRIVE, a_message, die, die_many, finish, forward
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, receive
-from support.rigs.stores import all_rows
-from support.rigs.webhooks import PATIENCE_S, SECRET, Receiver, answer, is_signed, receiving, secret_file
+from support.forges.messages.letters import REDRIVE, a_message, die, die_many, finish, forward
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, receive
+from support.rigs.services.webhooks import PATIENCE_S, SECRET, Receiver, answer, is_signed, receiving, secret_file
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.message import MessageType
 from broker_adapter.wire import rocketmq_v2 as wire

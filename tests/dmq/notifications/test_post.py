@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.rigs.webhooks import Receiver, answer, receiving
+from support.rigs.services.webhooks import Receiver, answer, receiving
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.config.destinations import WebhookUrl, parse_destination

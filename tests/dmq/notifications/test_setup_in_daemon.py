@@ -8,10 +8,10 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import START_S_MAX, Daemon, free_port
-from support.rigs.replica_pair import Pair
-from support.rigs.webhooks import answer, is_signed, receiving, secret_file
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.process import START_S_MAX, Daemon, free_port
+from support.rigs.replica.pair import Pair
+from support.rigs.services.webhooks import answer, is_signed, receiving, secret_file
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

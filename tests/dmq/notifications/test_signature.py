@@ -6,7 +6,7 @@ import base64
 from pathlib import Path
 
 import pytest
-from support.rigs.webhooks import OTHER_SECRET, SECRET, Webhook, is_signed, secret_file
+from support.rigs.services.webhooks import OTHER_SECRET, SECRET, Webhook, is_signed, secret_file
 
 from dmq.errors import DmqError
 from dmq.notifications.signature import headers_of, read_secrets

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from support.forges.frame_examples import DECODERS, FROM_FRONT, FROM_STORE, frame_bytes
+from support.forges.wire.frame_examples import DECODERS, FROM_FRONT, FROM_STORE, frame_bytes
 
 from broker_adapter.contracts.errors import (
     BrokerAway,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.forges.frame_examples import DECODERS
+from support.forges.wire.frame_examples import DECODERS
 
 from dmq.processes import frames
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.rigs.front_process import front_process, front_settings
+from support.rigs.fronts.process import front_process, front_settings
 
 from dmq.processes import frames
 

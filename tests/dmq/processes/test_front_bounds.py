@@ -17,9 +17,9 @@ from typing import Any
 import grpc
 import psutil
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.models.cost_oracle import Meter
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import WireClient, a_message
+from support.models.costs.cost_oracle import Meter
+from support.rigs.daemon.process import Daemon, run_command
 
 from bench.attacks import SERVICE, data_frames, head_of, literal
 from broker_adapter.contracts.limits import BODY_BYTES_MAX

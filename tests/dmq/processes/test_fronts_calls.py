@@ -13,9 +13,9 @@ import grpc
 import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from support.clients.wire_client import WireClient, a_message, a_receive, received_of
-from support.rigs.acl import ACL, OPERATOR, SHOP, Key, write_acl
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import WireClient, a_message, a_receive, received_of
+from support.rigs.daemon.acl import ACL, OPERATOR, SHOP, Key, write_acl
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1

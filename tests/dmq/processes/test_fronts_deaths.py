@@ -14,11 +14,11 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from support.clients.wire_client import DEADLINE_S, WireClient, a_message, a_receive, received_of
+from support.clients.wire.client import DEADLINE_S, WireClient, a_message, a_receive, received_of
 from support.effort import EFFORT
-from support.rigs.daemon import STOP_S_MAX, Daemon
-from support.rigs.fronts import bent, until, until_gone, with_fronts
-from support.rigs.shim import Shim
+from support.rigs.daemon.fronts import bent, until, until_gone, with_fronts
+from support.rigs.daemon.process import STOP_S_MAX, Daemon
+from support.rigs.faults.disk_shim import Shim
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient

@@ -13,9 +13,9 @@ from typing import TypeVar
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.acl import OPERATOR, SHOP, Key, write_acl
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.acl import OPERATOR, SHOP, Key, write_acl
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1

@@ -12,13 +12,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.crash_load import INVISIBLE_MS, Load
-from support.clients.crash_operators import receive_all
+from support.clients.load.crash import INVISIBLE_MS, Load
+from support.clients.load.crash_operators import receive_all
 from support.effort import EFFORT, SEED
-from support.models.crash_check import broken_promises
-from support.models.outbox import read_outbox
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.fronts import serving, until, with_fronts
+from support.models.runs.crash_check import broken_promises
+from support.models.store.outbox import read_outbox
+from support.rigs.daemon.fronts import serving, until, with_fronts
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.store.store import Store, StoreOptions

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.clients.protocol import GROUP, TOPIC, consumer_settings
-from support.rigs.brokers import EmbeddedRig, an_envelope, play, until
-from support.rigs.front_pair import MIB, FrontPair, a_receive, a_relay, joined
+from support.clients.wire.protocol import GROUP, TOPIC, consumer_settings
+from support.rigs.broker.rig import EmbeddedRig, an_envelope, play, until
+from support.rigs.fronts.pair import MIB, FrontPair, a_receive, a_relay, joined
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire

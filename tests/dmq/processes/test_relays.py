@@ -8,9 +8,9 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from support.models.memory_broker import MemoryBroker
-from support.rigs.brokers import PATIENCE_S, until
-from support.rigs.joined import Joined, port_of
+from support.rigs.broker.joined import Joined, port_of
+from support.rigs.broker.memory_broker import MemoryBroker
+from support.rigs.broker.rig import PATIENCE_S, until
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import Bidirectional, CallEnded, Method, RequestHeaders, Status, Streaming, Unary

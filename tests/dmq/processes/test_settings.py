@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.models.memory_broker import MemoryBroker
-from support.rigs.brokers import until
+from support.rigs.broker.memory_broker import MemoryBroker
+from support.rigs.broker.rig import until
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.runtime.clock import ManualClock, SystemClock

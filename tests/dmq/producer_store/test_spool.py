@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.rigs.brokers import End
-from support.rigs.spool import PATIENCE_S, SpoolRig, an_entry, number_of, recount
+from support.rigs.broker.rig import End
+from support.rigs.producer.spool import PATIENCE_S, SpoolRig, an_entry, number_of, recount
 
 from dmq.errors import StoreFailed
 from dmq.producer_store.directories.bounds import SpoolOptions

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.rigs.spool import PATIENCE_S, QUIET, SpoolRig, an_entry, number_of, recount
-from support.rigs.stores import events
+from support.rigs.producer.spool import PATIENCE_S, QUIET, SpoolRig, an_entry, number_of, recount
+from support.rigs.store.rows import events
 
 from dmq.producer_store.entries.plan import ENTRY_BYTES
 from dmq.producer_store.spool import Spool, SpoolOptions

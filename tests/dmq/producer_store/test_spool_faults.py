@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from support.rigs.mounts import small_disk
-from support.rigs.shim import Shim
-from support.rigs.spool import PATIENCE_S, QUIET, an_entry
-from support.rigs.spool_driver import entry, lines, run, take_all
-from support.rigs.stores import all_rows
+from support.rigs.faults.disk_shim import Shim
+from support.rigs.faults.mounts import small_disk
+from support.rigs.producer.spool import PATIENCE_S, QUIET, an_entry
+from support.rigs.producer.spool_driver import entry, lines, run, take_all
+from support.rigs.store.rows import all_rows
 
 from dmq.errors import StoreCorrupt, StoreFailed
 from dmq.producer_store.entries.clock import ForwardClock

@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.effort import EFFORT
-from support.rigs.brokers import End
-from support.rigs.spool import PATIENCE_S, SpoolRig, an_entry, number_of, recount, small_parts
+from support.rigs.broker.rig import End
+from support.rigs.producer.spool import PATIENCE_S, SpoolRig, an_entry, number_of, recount, small_parts
 
 from retry.sink import Death, Entry, Held, SinkUnavailable
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.rigs.spool import PATIENCE_S, QUIET, an_entry, number_of, recount
+from support.rigs.producer.spool import PATIENCE_S, QUIET, an_entry, number_of, recount
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions

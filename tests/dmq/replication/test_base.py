@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.rigs.replica_objects import MemoryObjects
+from support.rigs.replica.objects import MemoryObjects
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import ReplicaDamaged

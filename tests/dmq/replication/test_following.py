@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from support.rigs.replica_objects import MemoryObjects
+from support.rigs.replica.objects import MemoryObjects
 
 from dmq.errors import ReplicaDamaged
 from dmq.replication.following import apply, follow

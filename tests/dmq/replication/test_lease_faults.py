@@ -13,8 +13,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from support.rigs.fault_proxy import FaultProxy, Held, LostAnswer, LostRequest, always, once
-from support.rigs.object_server import S3Server
+from support.rigs.faults.fault_proxy import FaultProxy, Held, LostAnswer, LostRequest, always, once
+from support.rigs.services.object_server import S3Server
 
 from broker_adapter.runtime.clock import Clock, ManualClock, SystemClock
 from dmq.replication.lease import Lease, LeaseKeeper

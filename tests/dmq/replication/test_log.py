@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.rigs.replica_objects import Fault, MemoryObjects
+from support.rigs.replica.objects import Fault, MemoryObjects
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.errors import ReplicaDamaged, ReplicaFenced, ReplicaForeign, StoreError, StoreFailed

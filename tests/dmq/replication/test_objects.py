@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 from support.effort import EFFORT
-from support.rigs.object_server import BUCKET, S3Server
+from support.rigs.services.object_server import BUCKET, S3Server
 
 from dmq.replication.objects import ObjectStore, ReplicaRefused, ReplicaUnavailable, open_objects, probe
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from support.rigs.fault_proxy import Answer, FaultProxy, Held, LostAnswer, LostRequest, always, once
-from support.rigs.object_server import S3Server
+from support.rigs.faults.fault_proxy import Answer, FaultProxy, Held, LostAnswer, LostRequest, always, once
+from support.rigs.services.object_server import S3Server
 
 from dmq.replication.objects import ObjectStore, ReplicaRefused, ReplicaUnavailable, open_objects, probe
 

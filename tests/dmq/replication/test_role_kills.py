@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.rigs.replica_driver import PREFIX, STEPS, answered, open_copy, run_primary
+from support.rigs.replica.driver import PREFIX, STEPS, answered, open_copy, run_primary
 
 from dmq.replication.lease import LEASE
 from dmq.replication.restore import check, restore

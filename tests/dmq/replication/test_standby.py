@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from support.rigs.replica_objects import Fault, MemoryObjects
+from support.rigs.replica.objects import Fault, MemoryObjects
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.errors import FormatUnsupported, ReplicaDamaged, ReplicaForeign, StartRefused, StoreError

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.models.replica_simulation import Bugs, Simulation, simulated_modules
-from support.models.simulated_links import ReceivedRow, SimulatedReceived
+from support.models.replica.links import ReceivedRow, SimulatedReceived
+from support.models.replica.simulation import Bugs, Simulation, simulated_modules
 
 from dmq.replication.lease import Lease, LeaseWrite
 from dmq.replication.link import LinkSender, StandbyLink

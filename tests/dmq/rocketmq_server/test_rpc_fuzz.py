@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
-from support.clients.wire_client import WireClient, a_message
+from support.clients.wire.client import WireClient, a_message
 from support.effort import EFFORT, SEED
-from support.forges.fuzz import GROUP, TOPIC, Fuzzer, Request
-from support.rigs.daemon import Daemon, run_command
+from support.forges.wire.fuzz import GROUP, TOPIC, Fuzzer, Request
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as wire
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.admin_answers import ask, message_of
-from support.models.outbox import read_outbox
-from support.rigs.brokers import (
+from support.clients.embedded.admin_answers import ask, message_of
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import LANGUAGES, OfficialClient
-from support.rigs.daemon import Daemon
+from support.clients.official.client import LANGUAGES, OfficialClient
+from support.rigs.daemon.process import Daemon
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.effort import EFFORT
-from support.rigs.scheduler_cell import Cell
+from support.rigs.broker.scheduler_cell import Cell
 
 from broker_adapter.contracts.message import Envelope, pack_id, unpack_id
 from broker_adapter.runtime.clock import ManualClock

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.rigs.scheduler_cell import Cell
-from support.rigs.stores import events
+from support.rigs.broker.scheduler_cell import Cell
+from support.rigs.store.rows import events
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt

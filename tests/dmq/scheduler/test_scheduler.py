@@ -9,9 +9,9 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.models.outbox import read_outbox
-from support.rigs.scheduler_cell import LAG_MS, Cell
-from support.rigs.stores import all_rows
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.scheduler_cell import LAG_MS, Cell
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.message import Envelope, unpack_id
 from broker_adapter.runtime.clock import ManualClock

@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.clients.failing import CLIENT, change, pass_time, pushed
-from support.models.trail import read_lines
-from support.rigs.brokers import (
+from support.clients.embedded.failing import CLIENT, change, pass_time, pushed
+from support.models.broker.trail import read_lines
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
-from support.rigs.scheduler_cell import PATIENCE_S, Cell
+from support.rigs.broker.scheduler_cell import PATIENCE_S, Cell
 
 from broker_adapter.runtime.clock import Clock, ManualClock, SystemClock
 from dmq.errors import StoreCorrupt, StoreFailed

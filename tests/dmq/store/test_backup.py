@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.store_rig import checked, files_of, held
-from support.rigs.stores import all_rows, schedule
+from support.clients.wire.client import WireClient, a_message
+from support.forges.store.store_rig import checked, files_of, held
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.store.rows import all_rows, schedule
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

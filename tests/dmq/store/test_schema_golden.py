@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.forges.golden_rows import CASES, GOLDEN, Case, kept
+from support.forges.store.golden_rows import CASES, GOLDEN, Case, kept
 
 from dmq.errors import StoreCorrupt
 from dmq.producer_store.directories.root import Root

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.models.outbox import read_outbox
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import SCOPE, TOPIC, all_rows, append, counted, events, packed_id, recount, schedule
+from support.models.store.outbox import read_outbox
+from support.rigs.store.rows import SCOPE, TOPIC, all_rows, append, counted, events, packed_id, recount, schedule
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import (

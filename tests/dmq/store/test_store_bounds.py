@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import SCOPE, all_rows, append, counted, hand_over, recount, recount_bytes, schedule
+from support.rigs.store.rows import SCOPE, all_rows, append, counted, hand_over, recount, recount_bytes, schedule
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from dmq.errors import OverBound
 from dmq.store.schema.keys import META_BYTES_HEAD, Family, pack_pair

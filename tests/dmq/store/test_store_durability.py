@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.rigs.store_driver import run_driver
-from support.rigs.strace import Call, Trace, tracer
+from support.rigs.faults.strace import Call, Trace, tracer
+from support.rigs.store.driver import run_driver
 
 pytestmark = pytest.mark.integration
 MESSAGES = 40

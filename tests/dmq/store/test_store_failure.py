@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import (
+from support.rigs.store.rows import (
     PATIENCE_S,
     SCOPE,
     TOPIC,
@@ -24,6 +23,7 @@ from support.rigs.stores import (
     recount,
     schedule,
 )
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed

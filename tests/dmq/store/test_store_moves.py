@@ -7,8 +7,8 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import SCOPE, all_rows, counted, events, hand_over, packed_id, recount, schedule
+from support.rigs.store.rows import SCOPE, all_rows, counted, events, hand_over, packed_id, recount, schedule
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.messages.index import EntryState, Receipt

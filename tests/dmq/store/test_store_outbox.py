@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
-from support.rigs.store_bench import ENGINES, Bench, opened_bench
-from support.rigs.stores import all_rows, events
+from support.rigs.store.rows import all_rows, events
+from support.rigs.store.workbench import ENGINES, Bench, opened_bench
 
 from dmq.store.schema.accounting.outbox import OutboxState
 from dmq.store.schema.keys import Family

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import SCOPE, all_rows, append, events, packed_id, schedule
+from support.rigs.store.rows import SCOPE, all_rows, append, events, packed_id, schedule
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from dmq.store.schema.keys import Family
 from dmq.store.schema.messages.index import EntryState

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import SCOPE, all_rows, append, counted, events, packed_id, recount, schedule
+from support.rigs.store.rows import SCOPE, all_rows, append, counted, events, packed_id, recount, schedule
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from dmq.errors import UnitRefused
 from dmq.store.schema.keys import Family, pack_timeline_key

@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import SCOPE, TOPIC, all_rows, append, counted, events, hand_over, packed_id, recount, schedule
+from support.rigs.store.rows import (
+    SCOPE,
+    TOPIC,
+    all_rows,
+    append,
+    counted,
+    events,
+    hand_over,
+    packed_id,
+    recount,
+    schedule,
+)
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreBusy, StoreError, StoreFailed

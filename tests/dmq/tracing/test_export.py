@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.rigs.collectors import PATIENCE_S, Collector, attributes_of, kind_of
-from support.rigs.daemon import free_port
+from support.rigs.daemon.process import free_port
+from support.rigs.services.collectors import PATIENCE_S, Collector, attributes_of, kind_of
 
 from dmq.tracing import MessageSpan, SpanExport, SpanKind
 from dmq.tracing.export import CLOSE_S_MAX, QUEUE_SPANS_MAX

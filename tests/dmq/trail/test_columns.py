@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.models.trail_read import HOUR_MS, expected_row, read_trail
+from support.models.trail.read import HOUR_MS, expected_row, read_trail
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.accounting.outbox import NOT_APPLICABLE, block_head, decode_block, encode_block, pack_record_head

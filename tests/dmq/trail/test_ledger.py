@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clients.half import prepare_one
-from support.forges.letters import PURGE, REDRIVE, die_many, finish, only
-from support.models.ledger_check import differences
-from support.rigs.brokers import (
+from support.forges.messages.half import prepare_one
+from support.forges.messages.letters import PURGE, REDRIVE, die_many, finish, only
+from support.models.store.ledger_check import differences
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from support.effort import at_length
-from support.forges.trail_bend import Bent
-from support.forges.trail_forge import Truth, forge, same_ledger
-from support.forges.trail_mutations import LATE_AFTER_MS, MUTATORS
+from support.forges.cells.forge import Truth, forge, same_ledger
+from support.forges.trail.bend import Bent
+from support.forges.trail.mutations import LATE_AFTER_MS, MUTATORS
 
 from spark_audit import session
 from spark_audit.engines.table import TableEngine

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, at_length
-from support.forges.trail_damage import DAMAGERS, vouch_for
-from support.forges.trail_files import (
+from support.forges.cells.forge import forge
+from support.forges.trail.damage import DAMAGERS, vouch_for
+from support.forges.trail.files import (
     Event,
     cells_of,
     files_of,
@@ -20,8 +21,7 @@ from support.forges.trail_files import (
     write_manifest,
     write_table,
 )
-from support.forges.trail_forge import forge
-from support.forges.trail_mutations import MUTATORS
+from support.forges.trail.mutations import MUTATORS
 
 from spark_audit import session
 from spark_audit.engines.table import TableEngine

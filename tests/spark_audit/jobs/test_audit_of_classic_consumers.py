@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.effort import at_length
-from support.rigs.real_time_brokers import new_id
+from support.rigs.rocketmq.real_time import new_id
 
 from broker_adapter.contracts.classic import ReceivedMessage, Start
 from broker_adapter.contracts.message import Message

@@ -14,18 +14,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.crash_load import GROUP, LETTERS, TOPIC, Load
-from support.clients.crash_operators import Operators
-from support.clients.delayed_load import consume, send_delayed
+from support.clients.load.crash import GROUP, LETTERS, TOPIC, Load
+from support.clients.load.crash_operators import Operators
+from support.clients.load.delayed import consume, send_delayed
 from support.effort import EFFORT, SEED
-from support.models.trail_judge import Outcome, audit_with
-from support.rigs.daemon import Daemon, run_command
+from support.models.trail.judge import Outcome, audit_with
+from support.rigs.daemon.process import Daemon, run_command
 
 from spark_audit.engines.table import TableEngine
 
 pytestmark = pytest.mark.spark
 KILLS = 10 if EFFORT > 1 else 3
-_BUGGY = Path(__file__).parents[2] / "support" / "rigs" / "buggy_daemon.py"
+_BUGGY = Path(__file__).parents[2] / "support" / "rigs" / "daemon" / "buggy_daemon.py"
 _ONE_IN, _MESSAGES = (10_000, 32_000) if EFFORT > 1 else (1_000, 3_500)  # none of the last ones
 _ENV = os.environ | {"DMQ_TRAIL_EVERY": "1s"}
 

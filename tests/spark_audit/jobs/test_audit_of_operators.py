@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin import admin_v1 as wire

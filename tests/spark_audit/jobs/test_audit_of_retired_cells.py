@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from support.forges.trail_hand import START_MS, Hand
+from support.forges.trail.hand import START_MS, Hand
 
 from spark_audit.engines.spark import SparkEngine
 from spark_audit.engines.table import TableEngine

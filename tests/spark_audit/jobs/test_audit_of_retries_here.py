@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from support.effort import at_length
-from support.forges.trail_bend import Bent
-from support.rigs.daemon import Daemon
-from support.rigs.front import client, front_of, play
-from support.rigs.real_time_brokers import PATIENCE_S, a_message
+from support.forges.trail.bend import Bent
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.front import client, front_of, play
+from support.rigs.rocketmq.real_time import PATIENCE_S, a_message
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.message import Delivery

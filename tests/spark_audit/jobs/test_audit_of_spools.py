@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.rigs.spool import PATIENCE_S
+from support.rigs.producer.spool import PATIENCE_S
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Dialog, Error, Page
-from support.rigs.browsers import chromium
+from support.rigs.services.browsers import chromium
 
 from spark_audit.report.html import write_html
 

@@ -1,1 +1,1 @@
-"""Clients of a daemon: official and our own, applications, operators, readers of the documentation, and their load."""
+"""Clients of the product: official and own clients, applications, operators, readers of the documentation, and load."""

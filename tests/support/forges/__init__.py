@@ -1,1 +1,1 @@
-"""Data made by hand: rows, trails, messages and requests, whole, damaged or hostile."""
+"""Data made by hand: rows, trails, messages and requests; whole, damaged or hostile."""

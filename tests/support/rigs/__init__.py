@@ -1,1 +1,1 @@
-"""The parts of the product under test, set up in this process or in processes of their own."""
+"""Parts of the product under test, in this process or in processes of their own; one package per part."""

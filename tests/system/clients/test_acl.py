@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
-from support.clients.official_client import LANGUAGES, ClientError, Language, OfficialClient, require
-from support.clients.wire_client import WireClient, a_message, a_receive
-from support.rigs.acl import ACL, HOOK, KEYS, OPERATOR, READER, SHOP, Key, write_acl
-from support.rigs.daemon import Daemon, run_command, run_to_end
+from support.clients.official.client import LANGUAGES, ClientError, Language, OfficialClient, require
+from support.clients.wire.client import WireClient, a_message, a_receive
+from support.rigs.daemon.acl import ACL, HOOK, KEYS, OPERATOR, READER, SHOP, Key, write_acl
+from support.rigs.daemon.process import Daemon, run_command, run_to_end
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

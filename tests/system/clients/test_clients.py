@@ -2,8 +2,8 @@
 
 Go and Java speak TLS, with the certificate that the daemon makes for itself; Python, Node and Rust speak plain text.
 
-The tests are those of ``support.clients.client_suite``. Redelivery takes 10 s by the protocol. ``slow`` starts those
-scenarios for all clients at once, before the first test; the last tests of the module check their results.
+The tests are those of ``support.clients.official.client_suite``. Redelivery takes 10 s by the protocol. ``slow`` starts
+those scenarios for all clients at once, before the first test; the last tests of the module check their results.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from support.clients.client_bench import Bench
-from support.clients.client_suite import *  # noqa: F403 - pytest finds the tests here, in their order
-from support.clients.client_suite import KINDS, LEVELS_MS, Slow, begin_slow
-from support.clients.official_client import LANGUAGES, OfficialClient, can_run, require
-from support.rigs.daemon import Daemon
+from support.clients.official.client import LANGUAGES, OfficialClient, can_run, require
+from support.clients.official.client_bench import Bench
+from support.clients.official.client_suite import *  # noqa: F403 - pytest finds the tests here, in their order
+from support.clients.official.client_suite import KINDS, LEVELS_MS, Slow, begin_slow
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.integration
 

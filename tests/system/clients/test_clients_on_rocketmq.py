@@ -14,15 +14,15 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from support.clients import client_suite, recall_suite, transaction_suite
-from support.clients.client_bench import PREFIXES
-from support.clients.client_suite import Orphaned, let_die, let_expire, let_fail, slow_names
-from support.clients.client_traffic import GROUPS, TOPIC, Outage, Restarts, Traffic
-from support.clients.official_client import LANGUAGES, NEWEST, VERSIONS, Language, OfficialClient, can_run, require
-from support.clients.scenarios import Scenarios, push_in_groups, seen
+from support.clients.official import client_suite, recall_suite, transaction_suite
+from support.clients.official.client import LANGUAGES, NEWEST, VERSIONS, Language, OfficialClient, can_run, require
+from support.clients.official.client_bench import PREFIXES
+from support.clients.official.client_suite import Orphaned, let_die, let_expire, let_fail, slow_names
+from support.clients.official.scenarios import Scenarios, push_in_groups, seen
+from support.clients.official.traffic import GROUPS, TOPIC, Outage, Restarts, Traffic
 from support.effort import EFFORT, at_length
-from support.rigs.cluster import cluster
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.cluster import cluster
 
 pytestmark = pytest.mark.cluster
 WITHIN_S = 60.0 + 60.0 * EFFORT  # for what happens by itself; nothing waits that long unless it is broken

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.official_client import Language, OfficialClient, those_with
-from support.clients.scenarios import Scenarios
+from support.clients.official.client import Language, OfficialClient, those_with
+from support.clients.official.scenarios import Scenarios
 from support.effort import at_length
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.integration
 HELD_S_MAX = 130.0

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import psutil
 import pytest
-from support.clients.client_traffic import Outage, Restarts, Traffic
-from support.clients.official_client import Language, OfficialClient, can_run, require, those_with
-from support.rigs.daemon import Daemon
-from support.rigs.fronts import serving, until, until_gone, with_fronts
+from support.clients.official.client import Language, OfficialClient, can_run, require, those_with
+from support.clients.official.traffic import Outage, Restarts, Traffic
+from support.rigs.daemon.fronts import serving, until, until_gone, with_fronts
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.fault
 _LANGUAGES = those_with("restart")

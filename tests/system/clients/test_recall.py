@@ -1,15 +1,15 @@
-"""Recall and SQL92 filters, as the official clients see them: the tests of ``support.clients.recall_suite``."""
+"""Recall and SQL92 filters, as official clients see them: the tests of ``support.clients.official.recall_suite``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from support.clients.client_bench import Topics
-from support.clients.official_client import LANGUAGES, Language, OfficialClient, require
-from support.clients.recall_suite import *  # noqa: F403 - pytest finds the tests here, in their order
-from support.clients.recall_suite import KINDS
-from support.rigs.daemon import Daemon
+from support.clients.official.client import LANGUAGES, Language, OfficialClient, require
+from support.clients.official.client_bench import Topics
+from support.clients.official.recall_suite import *  # noqa: F403 - pytest finds the tests here, in their order
+from support.clients.official.recall_suite import KINDS
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.integration
 

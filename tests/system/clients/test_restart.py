@@ -14,8 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.clients.client_traffic import RECOVERY_S_MAX, Outage, Restarts, Traffic
-from support.clients.official_client import (
+from support.clients.official.client import (
     NODE,
     PYTHON,
     ClientError,
@@ -25,8 +24,9 @@ from support.clients.official_client import (
     require,
     those_with,
 )
+from support.clients.official.traffic import RECOVERY_S_MAX, Outage, Restarts, Traffic
 from support.effort import at_length
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.integration
 _TOPIC = "restarted"

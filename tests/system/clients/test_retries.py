@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from support.clients.official_client import Language, OfficialClient, those_with
-from support.clients.scenarios import Scenarios, dead_letters, dmq, is_at_rest, set_group, wait_for_group
-from support.rigs.daemon import Daemon
+from support.clients.official.client import Language, OfficialClient, those_with
+from support.clients.official.scenarios import Scenarios, dead_letters, dmq, is_at_rest, set_group, wait_for_group
+from support.rigs.daemon.process import Daemon
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient

@@ -8,9 +8,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import NEWEST, NODE, RUST, ClientError, Language, OfficialClient, require
+from support.clients.official.client import NEWEST, NODE, RUST, ClientError, Language, OfficialClient, require
 from support.effort import drawn
-from support.rigs.replica_pair import Pair
+from support.rigs.replica.pair import Pair
 
 pytestmark = pytest.mark.integration
 _WITHIN_S_MAX = 90.0

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
-from support.rigs.daemon import Daemon
+from support.clients.official.client import LANGUAGES, NODE, PYTHON, ClientError, Language, OfficialClient, require
+from support.rigs.daemon.process import Daemon
 
 from dmq.rocketmq_server.transport.tls import self_signed
 

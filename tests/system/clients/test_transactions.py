@@ -10,8 +10,7 @@ from itertools import count
 from typing import TypeVar
 
 import pytest
-from support.clients.client_bench import Bench
-from support.clients.official_client import (
+from support.clients.official.client import (
     GO,
     JAVA,
     LANGUAGES,
@@ -24,10 +23,11 @@ from support.clients.official_client import (
     having,
     those_with,
 )
-from support.clients.scenarios import dead_letters
-from support.clients.transaction_suite import *  # noqa: F403 - pytest finds the tests here
-from support.clients.transaction_suite import KINDS, assert_commit_refused, bodies, half
-from support.rigs.daemon import Daemon
+from support.clients.official.client_bench import Bench
+from support.clients.official.scenarios import dead_letters
+from support.clients.official.transaction_suite import *  # noqa: F403 - pytest finds the tests here
+from support.clients.official.transaction_suite import KINDS, assert_commit_refused, bodies, half
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.contracts.topics import dead_letter_topic
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP

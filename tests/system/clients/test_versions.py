@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
-from support.clients.official_client import EARLIER, VERSIONS, Language, OfficialClient, can_run, require
+from support.clients.official.client import EARLIER, VERSIONS, Language, OfficialClient, can_run, require
 from support.effort import at_length
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 pytestmark = pytest.mark.integration
 BESIDE_MAX = 12  # programs at a time: each is a process that starts, and a Java one takes a processor for a second

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from support.clients.consumers import PATIENCE_S
+from support.clients.embedded.consumers import PATIENCE_S
 from support.effort import at_length
-from support.rigs.cluster import BROKERS, cluster
+from support.rigs.rocketmq.cluster import BROKERS, cluster
 
 from bench.rocketmq import stopped
 from broker_adapter import Client, Message, ProducerOptions

@@ -10,8 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.clients.consumers import PATIENCE_S, Faulty, Members, Seen, eventually
-from support.rigs.brokers import EmbeddedRig, play
+from support.clients.embedded.consumers import PATIENCE_S, Faulty, Members, Seen, eventually
+from support.rigs.broker.rig import EmbeddedRig, play
 
 from broker_adapter.contracts.classic import HeldQueue, ReceivedMessage, Start
 from broker_adapter.contracts.message import Message

@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.clients.consumers import Seen
-from support.clients.java_programs import class_path
-from support.clients.jvm import SHORT_LIVED
+from support.clients.embedded.consumers import Seen
+from support.clients.java.jvm import SHORT_LIVED
+from support.clients.java.programs import class_path
 from support.effort import EFFORT
-from support.rigs.cluster import BROKERS, cluster
+from support.rigs.rocketmq.cluster import BROKERS, cluster
 
 from broker_adapter import Client, ConsumerOptions, Message, Start
 from broker_adapter.contracts.message_queue import MessageQueue

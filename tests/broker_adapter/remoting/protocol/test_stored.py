@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.forges.stored_messages import COMPRESSED, INNER_BATCH, NOW, V6_HOSTS, a_stored
+from support.forges.messages.stored import COMPRESSED, INNER_BATCH, NOW, V6_HOSTS, a_stored
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.remoting.protocol.frames import FrameBroken, decode_frame

@@ -1,4 +1,4 @@
-// The official Rust client in a process of its own, told what to do by JSON lines; see tests/support/clients/official_client.py.
+// The official Rust client in a process of its own, told what to do by JSON lines; see tests/support/clients/official/client.py.
 //
 // This client has no push consumer, no recall and no change of the invisible duration. It tells protocol codes by their
 // names, and ends a transaction once: an application cannot even try to do it again.

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 from google.protobuf.message import Message
-from support.forges.letters import a_message
-from support.rigs.acl import HOOK, OPERATOR, SHOP, Key, write_acl
-from support.rigs.live_cell import LiveCell
+from support.forges.messages.letters import a_message
+from support.rigs.commands.live_cell import LiveCell
+from support.rigs.daemon.acl import HOOK, OPERATOR, SHOP, Key, write_acl
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import ManualClock

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forges.letters import die, fail_again, set_policy
-from support.rigs.acl import Key, write_acl
-from support.rigs.live_cell import LiveCell, live_cell
+from support.forges.messages.letters import die, fail_again, set_policy
+from support.rigs.commands.live_cell import LiveCell, live_cell
+from support.rigs.daemon.acl import Key, write_acl
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope, Message

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.rigs.brokers import TOPIC, an_envelope
-from support.rigs.live_cell import LiveCell
+from support.rigs.broker.rig import TOPIC, an_envelope
+from support.rigs.commands.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from dmq.admin import admin_v1 as wire

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.clients.wire_client import WireClient, a_message, a_receive
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import WireClient, a_message, a_receive
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient, CallRefused, NotFound

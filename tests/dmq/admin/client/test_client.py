@@ -11,8 +11,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.forges.letters import a_message
-from support.rigs.live_cell import LiveCell, live_cell
+from support.forges.messages.letters import a_message
+from support.rigs.commands.live_cell import LiveCell, live_cell
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from dmq.admin import admin_v1 as wire

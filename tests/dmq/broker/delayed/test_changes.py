@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from support.models.outbox import read_outbox
-from support.rigs.brokers import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, receive
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, ack, an_envelope, ids, play, receive
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.message import pack_id

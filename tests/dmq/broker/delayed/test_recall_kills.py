@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 import pytest
-from support.clients.wire_client import WireClient, a_message
+from support.clients.wire.client import WireClient, a_message
 from support.effort import CRASHES, SEED
-from support.models.outbox import read_outbox
-from support.rigs.daemon import Daemon
+from support.models.store.outbox import read_outbox
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.models.outbox import read_outbox
-from support.rigs.brokers import TOPIC, EmbeddedRig, ack, an_envelope, receive, until
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, ack, an_envelope, receive, until
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import pack_id

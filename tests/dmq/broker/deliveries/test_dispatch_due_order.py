@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, receive
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, receive
 
 from broker_adapter.contracts.message import Delivery
 

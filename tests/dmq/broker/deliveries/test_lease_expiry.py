@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.admin_answers import ask
-from support.models.outbox import read_outbox
-from support.models.trail import read_facts
-from support.rigs.brokers import (
+from support.clients.embedded.admin_answers import ask
+from support.models.broker.trail import read_facts
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.wire_client import WireClient, a_receive
-from support.rigs.daemon import Daemon, free_port, run_command
+from support.clients.wire.client import WireClient, a_receive
+from support.rigs.daemon.process import Daemon, free_port, run_command
 
 from broker_adapter.contracts.classic import ReceivedMessage
 from broker_adapter.queue_client.client import connect

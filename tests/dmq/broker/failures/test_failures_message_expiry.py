@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.clients.failing import change, pass_time, pushed, pushed_one
-from support.forges.letters import DEAD, REDRIVE, UNDERTAKER, a_message, finish, letters, told
-from support.rigs.brokers import GROUP, EmbeddedRig, End, ack, every_durable_broker, ids, receive
+from support.clients.embedded.failing import change, pass_time, pushed, pushed_one
+from support.forges.messages.letters import DEAD, REDRIVE, UNDERTAKER, a_message, finish, letters, told
+from support.rigs.broker.rig import GROUP, EmbeddedRig, End, ack, every_durable_broker, ids, receive
 
 from broker_adapter.contracts.message import Envelope
 from broker_adapter.wire.mapping import NOT_AFTER_MS, decode, encode

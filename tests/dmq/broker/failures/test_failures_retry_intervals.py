@@ -12,9 +12,9 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from support.clients.failing import change, dead_letters, is_over, pass_time, pushed, pushed_one
-from support.models.outbox import read_outbox
-from support.rigs.brokers import (
+from support.clients.embedded.failing import change, dead_letters, is_over, pass_time, pushed, pushed_one
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     EmbeddedRig,

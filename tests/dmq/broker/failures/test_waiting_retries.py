@@ -11,9 +11,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.clients.admin_answers import group_of
-from support.clients.failing import change, comes_after, pass_time, pushed, pushed_one
-from support.forges.letters import (
+from support.clients.embedded.admin_answers import group_of
+from support.clients.embedded.failing import change, comes_after, pass_time, pushed, pushed_one
+from support.forges.messages.letters import (
     COMMANDS,
     DEAD,
     UNDERTAKER,
@@ -30,7 +30,7 @@ from support.forges.letters import (
     told,
     waiting,
 )
-from support.rigs.brokers import (
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT
-from support.models.outbox import read_outbox
-from support.rigs.brokers import (
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,

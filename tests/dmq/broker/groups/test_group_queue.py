@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.forges.group_rows import Rows, a_queue
+from support.forges.messages.group_rows import Rows, a_queue
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.runtime.clock import Moment

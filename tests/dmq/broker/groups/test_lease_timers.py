@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.models.unread import UnreadList
+from support.models.costs.unread import UnreadList
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.deliveries import lease_expiry as leases

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.forges.message_line import ALL, Line, Reading
+from support.forges.messages.line import ALL, Line, Reading
 
 from dmq.broker.groups import group_queue
 from dmq.broker.groups.message_groups import RUN_MAX, MessageOrder

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.forges.letters import BreakingRig
-from support.rigs.brokers import GROUP, TOPIC, ack, an_envelope, ids, play, receive
+from support.forges.messages.letters import BreakingRig
+from support.rigs.broker.rig import GROUP, TOPIC, ack, an_envelope, ids, play, receive
 
 from broker_adapter.contracts.message import Delivery
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.effort import EFFORT
-from support.forges.message_line import NOW_MS, Line, Reading
+from support.forges.messages.line import NOW_MS, Line, Reading
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import Moment

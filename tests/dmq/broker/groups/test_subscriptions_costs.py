@@ -7,7 +7,7 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
-from support.rigs.brokers import EmbeddedRig, an_envelope, every_durable_broker, receive
+from support.rigs.broker.rig import EmbeddedRig, an_envelope, every_durable_broker, receive
 
 from dmq.broker.groups.subscriptions import Subscriptions
 from dmq.store.schema.topics.names import decode_name

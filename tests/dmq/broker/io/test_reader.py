@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.rigs.stores import TOPIC, append
+from support.rigs.store.rows import TOPIC, append
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.runtime.clock import SystemClock

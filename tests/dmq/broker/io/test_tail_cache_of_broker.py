@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from support.forges.letters import DEAD, PURGE, die, finish, only
-from support.rigs.brokers import EmbeddedRig, ack, an_envelope, every_durable_broker, ids, receive, send, until
+from support.forges.messages.letters import DEAD, PURGE, die, finish, only
+from support.rigs.broker.rig import EmbeddedRig, ack, an_envelope, every_durable_broker, ids, receive, send, until
 
 from broker_adapter.contracts.message import Delivery
 from dmq.broker.groups import subscriptions as subscriptions_module

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.clients.half import a_half, prepare
-from support.models.outbox import read_outbox
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, receive, send
-from support.rigs.stores import recount_bytes
+from support.forges.messages.half import a_half, prepare
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, receive, send
+from support.rigs.store.rows import recount_bytes
 
 from broker_adapter.contracts.errors import BrokerError, Refused
 from broker_adapter.contracts.message import Envelope, SendReceipt, pack_id, unpack_id

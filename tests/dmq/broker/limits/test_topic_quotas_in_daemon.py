@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import PYTHON, ClientError, OfficialClient
-from support.rigs.daemon import Daemon
+from support.clients.official.client import PYTHON, ClientError, OfficialClient
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient

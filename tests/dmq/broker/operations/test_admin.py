@@ -12,9 +12,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.clients.admin_answers import ask, group_of, groups_of, message_of
-from support.clients.failing import change, comes_after, is_over, pass_time, pushed, pushed_one
-from support.forges.letters import (
+from support.clients.embedded.admin_answers import ask, group_of, groups_of, message_of
+from support.clients.embedded.failing import change, comes_after, is_over, pass_time, pushed, pushed_one
+from support.forges.messages.letters import (
     DEAD,
     PURGE,
     REDRIVE,
@@ -37,7 +37,7 @@ from support.forges.letters import (
     to_dead,
     waiting,
 )
-from support.rigs.brokers import (
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

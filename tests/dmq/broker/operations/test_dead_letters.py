@@ -5,8 +5,8 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
-from support.clients.failing import change, pass_time, pushed_one
-from support.forges.letters import (
+from support.clients.embedded.failing import change, pass_time, pushed_one
+from support.forges.messages.letters import (
     ALL,
     DEAD,
     REDRIVE,
@@ -22,7 +22,7 @@ from support.forges.letters import (
     letters,
     page,
 )
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, receive
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, ids, receive
 
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Page

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.clients.failing import change, pass_time
+from support.clients.embedded.failing import change, pass_time
 from support.effort import EFFORT
-from support.forges.letters import (
+from support.forges.messages.letters import (
     DEAD,
     PURGE,
     REDRIVE,
@@ -40,7 +40,7 @@ from support.forges.letters import (
     told,
     units_of,
 )
-from support.rigs.brokers import GROUP, TOPIC, End, an_envelope, ids, receive, until
+from support.rigs.broker.rig import GROUP, TOPIC, End, an_envelope, ids, receive, until
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import Message, unpack_id

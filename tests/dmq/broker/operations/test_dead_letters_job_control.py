@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.forges.letters import (
+from support.forges.messages.letters import (
     DEAD,
     OTHERS,
     PURGE,
@@ -32,8 +32,8 @@ from support.forges.letters import (
     sleeping_moves,
     start,
 )
-from support.rigs.brokers import GROUP, EmbeddedRig, End, every_durable_broker, play, until
-from support.rigs.stores import GatedEngine
+from support.rigs.broker.rig import GROUP, EmbeddedRig, End, every_durable_broker, play, until
+from support.rigs.store.rows import GatedEngine
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message_id import new_message_id

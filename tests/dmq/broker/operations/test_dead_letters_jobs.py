@@ -8,7 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.forges.letters import (
+from support.forges.messages.letters import (
     DEAD,
     OTHERS,
     PURGE,
@@ -32,7 +32,7 @@ from support.forges.letters import (
     start,
     units_of,
 )
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, play, until
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, play, until
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.broker.operations import dead_letters as dead_letters_module

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clients.admin_answers import group_of, groups_of
-from support.forges.letters import (
+from support.clients.embedded.admin_answers import group_of, groups_of
+from support.forges.messages.letters import (
     DEAD,
     PURGE,
     REDRIVE,
@@ -27,8 +27,8 @@ from support.forges.letters import (
     start,
     told,
 )
-from support.rigs.brokers import GROUP, EmbeddedRig, End, every_durable_broker, ids, play, receive, until
-from support.rigs.stores import all_rows
+from support.rigs.broker.rig import GROUP, EmbeddedRig, End, every_durable_broker, ids, play, receive, until
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.errors import Refused
 from dmq.store.schema.keys import Family

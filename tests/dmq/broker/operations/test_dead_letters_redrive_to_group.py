@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.clients.admin_answers import message_of
-from support.clients.failing import change, pass_time, pushed_one
-from support.forges.letters import (
+from support.clients.embedded.admin_answers import message_of
+from support.clients.embedded.failing import change, pass_time, pushed_one
+from support.forges.messages.letters import (
     OTHERS,
     PURGE,
     REDRIVE,
@@ -29,9 +29,9 @@ from support.forges.letters import (
     start,
     told,
 )
-from support.models.outbox import read_outbox
-from support.models.own_keys import KEY, keyed, put, waiting_under_keys
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive, until
+from support.forges.messages.own_keys import KEY, keyed, put, waiting_under_keys
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, ids, receive, until
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Delivery, MessageType, unpack_id

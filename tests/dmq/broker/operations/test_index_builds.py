@@ -9,13 +9,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.clients.admin_answers import ask
-from support.clients.failing import change
-from support.clients.half import a_half, prepare
-from support.forges.letters import a_message, die
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, receive
-from support.rigs.store_rig import CellRig, checked
-from support.rigs.stores import all_rows
+from support.clients.embedded.admin_answers import ask
+from support.clients.embedded.failing import change
+from support.forges.messages.half import a_half, prepare
+from support.forges.messages.letters import a_message, die
+from support.forges.store.store_rig import CellRig, checked
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, receive
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.runtime.clock import ManualClock

@@ -11,9 +11,19 @@ from unittest.mock import patch
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.forges.letters import PURGE, die_many, finish, only
-from support.models.lag_check import counts
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, ack, an_envelope, every_durable_broker, receive, send
+from support.forges.messages.letters import PURGE, die_many, finish, only
+from support.models.store.lag_check import counts
+from support.rigs.broker.rig import (
+    GROUP,
+    TOPIC,
+    EmbeddedRig,
+    End,
+    ack,
+    an_envelope,
+    every_durable_broker,
+    receive,
+    send,
+)
 
 from dmq.broker.operations import lag as lag_module
 from dmq.broker.operations.admin import BEGIN

@@ -9,10 +9,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.clients.schedules import wanted
-from support.forges.letters import Break, BreakingRig, a_message, everything, fail, sleeping_moves
-from support.models.outbox import read_outbox
-from support.rigs.brokers import TOPIC, EmbeddedRig, End, Rig, every_durable_broker, ids, play, receive, until
+from support.forges.messages.letters import Break, BreakingRig, a_message, everything, fail, sleeping_moves
+from support.forges.messages.schedules import wanted
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, Rig, every_durable_broker, ids, play, receive, until
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import Message, pack_id, unpack_id

@@ -7,12 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clients.admin_answers import message_of
-from support.clients.failing import change, give_up, pass_time, pushed_one
-from support.forges.letters import REDRIVE, a_message, children, fail, finish, only, set_policy, to_dead, waiting
-from support.models.own_keys import keyed
-from support.models.retain import TOLD, keep, turn
-from support.rigs.brokers import (
+from support.clients.embedded.admin_answers import message_of
+from support.clients.embedded.failing import change, give_up, pass_time, pushed_one
+from support.clients.embedded.retain import TOLD, keep, turn
+from support.forges.messages.letters import (
+    REDRIVE,
+    a_message,
+    children,
+    fail,
+    finish,
+    only,
+    set_policy,
+    to_dead,
+    waiting,
+)
+from support.forges.messages.own_keys import keyed
+from support.rigs.broker.rig import (
     GROUP,
     INVISIBLE_MS,
     TOPIC,
@@ -25,7 +35,7 @@ from support.rigs.brokers import (
     send,
     until,
 )
-from support.rigs.stores import GatedEngine
+from support.rigs.store.rows import GatedEngine
 
 from dmq.admin.operations.messages import MessageCalls
 from dmq.broker.operations.admin import BEGIN, END

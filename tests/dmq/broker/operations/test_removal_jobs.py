@@ -9,8 +9,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from support.models.outbox import read_outbox
-from support.rigs.brokers import (
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

@@ -6,9 +6,9 @@ from collections import Counter
 from unittest.mock import patch
 
 import pytest
-from support.models.outbox import read_outbox
-from support.models.retain import SECOND, TOLD, bounds, expired, keep, lying, read, sends, turn
-from support.rigs.brokers import (
+from support.clients.embedded.retain import SECOND, TOLD, bounds, expired, keep, lying, read, sends, turn
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.forges.letters import Break, BreakingRig, play_history
-from support.models.outbox import TrailEvent, read_outbox
-from support.rigs.brokers import TOPIC, End, ack, ids, receive, send
-from support.rigs.stores import all_rows
+from support.forges.messages.letters import Break, BreakingRig, play_history
+from support.models.store.outbox import TrailEvent, read_outbox
+from support.rigs.broker.rig import TOPIC, End, ack, ids, receive, send
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import unpack_id

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.rigs.brokers import TOPIC, EmbeddedRig, an_envelope, play
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, an_envelope, play
 
 from dmq.broker.operations import retention
 from dmq.broker.topics.settings import KeepChange

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from unittest.mock import AsyncMock, patch
 
 import pytest
-from support.forges.letters import die, finish, only
-from support.models.outbox import read_outbox
-from support.models.retain import SECOND, TOLD, bounds, keep, lying, read, sends, turn
-from support.rigs.brokers import (
+from support.clients.embedded.retain import SECOND, TOLD, bounds, keep, lying, read, sends, turn
+from support.forges.messages.letters import die, finish, only
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import (
     GROUP,
     TOPIC,
     EmbeddedRig,

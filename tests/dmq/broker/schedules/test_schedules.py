@@ -9,10 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.clients.schedules import NAME, add, check_rows, occurrences, pass_ms, tick, wanted
-from support.models.outbox import read_outbox
-from support.rigs.brokers import TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
-from support.rigs.stores import counted, recount
+from support.forges.messages.schedules import NAME, add, check_rows, occurrences, pass_ms, tick, wanted
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
+from support.rigs.store.rows import counted, recount
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.message import MessageType, pack_id

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.clients.schedules import check_rows, occurrences, wanted
 from support.effort import EFFORT
-from support.forges.letters import Break, BreakingRig, play_history, told
-from support.rigs.brokers import TOPIC, End
-from support.rigs.stores import counted, recount
+from support.forges.messages.letters import Break, BreakingRig, play_history, told
+from support.forges.messages.schedules import check_rows, occurrences, wanted
+from support.rigs.broker.rig import TOPIC, End
+from support.rigs.store.rows import counted, recount
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from dmq.errors import StoreError

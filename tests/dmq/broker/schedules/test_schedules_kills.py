@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.contracts.schedules import OCCURRENCE, SCHEDULE
 from broker_adapter.runtime.clock import SystemClock

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.half import a_half, prepare
-from support.models.outbox import read_outbox
-from support.models.own_keys import KEY, SOON_MS, keyed, put, waiting_under_keys
-from support.rigs.brokers import TOPIC, EmbeddedRig, End, Rig, ack, every_durable_broker, ids, play, receive
-from support.rigs.stores import all_rows
+from support.forges.messages.half import a_half, prepare
+from support.forges.messages.own_keys import KEY, SOON_MS, keyed, put, waiting_under_keys
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, Rig, ack, every_durable_broker, ids, play, receive
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.adapter import TopicRoute
 from broker_adapter.contracts.errors import Refused

@@ -16,9 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.effort import EFFORT
-from support.models.outbox import read_outbox
-from support.models.own_keys import keyed, waiting_under_keys
-from support.rigs.brokers import TOPIC, EmbeddedRig, End
+from support.forges.messages.own_keys import keyed, waiting_under_keys
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, End
 
 from broker_adapter.contracts.message import SendReceipt, pack_id, unpack_id
 from dmq.broker.delayed.changes import Changed, ChangeOutcome, Meant

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.models.outbox import read_outbox
-from support.models.own_keys import keyed, waiting_under_keys
-from support.rigs.brokers import EmbeddedRig, ack, receive
+from support.forges.messages.own_keys import keyed, waiting_under_keys
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import EmbeddedRig, ack, receive
 
 from broker_adapter.contracts.message import pack_id, unpack_id
 from dmq.broker.sending.placement import Placement

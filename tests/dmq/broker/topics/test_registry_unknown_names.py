@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.rigs.brokers import EmbeddedRig, every_durable_broker
+from support.rigs.broker.rig import EmbeddedRig, every_durable_broker
 
 from broker_adapter.contracts.errors import Refused
 

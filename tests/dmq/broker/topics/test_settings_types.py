@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.models.outbox import read_outbox
-from support.rigs.brokers import GROUP, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import GROUP, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Envelope, MessageType

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.clients.half import (
+from support.forges.messages.half import (
     CHECKS_MAX,
     DEAD,
     EVERY_MS,
@@ -16,8 +16,8 @@ from support.clients.half import (
     prepare_one,
     refusal,
 )
-from support.forges.letters import told
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, ids, receive, until
+from support.forges.messages.letters import told
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, ids, receive, until
 
 from broker_adapter.contracts.errors import Rule
 from broker_adapter.contracts.message import Message, unpack_id

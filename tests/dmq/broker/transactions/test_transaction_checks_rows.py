@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.clients.half import DEAD, EVERY_MS, FIRST_MS, Producer, a_half, halves, pass_time, prepare
-from support.forges.letters import told
-from support.rigs.brokers import TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive
-from support.rigs.stores import GatedEngine, all_rows
+from support.forges.messages.half import DEAD, EVERY_MS, FIRST_MS, Producer, a_half, halves, pass_time, prepare
+from support.forges.messages.letters import told
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive
+from support.rigs.store.rows import GatedEngine, all_rows
 
 from broker_adapter.contracts.message import pack_id
 from dmq.broker.handles.entry_handle import EntryHandle, HandleKind

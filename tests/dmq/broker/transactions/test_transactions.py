@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
-from support.clients.half import (
+from support.forges.messages.half import (
     EVERY_MS,
     FIRST_MS,
     Producer,
@@ -19,8 +19,8 @@ from support.clients.half import (
     prepare_one,
     refusal,
 )
-from support.forges.letters import told
-from support.rigs.brokers import (
+from support.forges.messages.letters import told
+from support.rigs.broker.rig import (
     TOPIC,
     EmbeddedRig,
     End,
@@ -33,7 +33,7 @@ from support.rigs.brokers import (
     send,
     until,
 )
-from support.rigs.stores import GatedEngine, waiting_rows
+from support.rigs.store.rows import GatedEngine, waiting_rows
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.contracts.message import pack_id

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.forges.letters import Break, BreakingRig, play_history, queued, told
-from support.rigs.brokers import TOPIC, End, an_envelope
-from support.rigs.stores import counted, half_bodies, recount, waiting_rows
+from support.forges.messages.letters import Break, BreakingRig, play_history, queued, told
+from support.rigs.broker.rig import TOPIC, End, an_envelope
+from support.rigs.store.rows import counted, half_bodies, recount, waiting_rows
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
 from broker_adapter.contracts.message import pack_id, unpack_id

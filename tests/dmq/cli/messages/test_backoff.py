@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import typer
-from support.clients.fake_admin_client import error_of
-from support.clients.fake_admin_client import run_dmq as run
+from support.rigs.commands.fake_admin_client import error_of
+from support.rigs.commands.fake_admin_client import run_dmq as run
 
 from dmq.cli.session.policy_options import PolicyOptions
 from retry.policy import Exponential, Fixed, RetryPolicy, Table, from_plain

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from support.clients.fake_admin_client import run_dmq
-from support.forges.stored_messages import a_stored
-from support.rigs.remoting_peer import HeldQueue, Peer, remoting_peer
+from support.forges.messages.stored import a_stored
+from support.rigs.commands.fake_admin_client import run_dmq
+from support.rigs.rocketmq.remoting_peer import HeldQueue, Peer, remoting_peer
 from typer.testing import Result
 
 from broker_adapter.contracts import classic

@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any
 
 import pytest
-from support.clients.consumers import Seen, eventually
-from support.clients.fake_admin_client import run_dmq
-from support.rigs.cluster import cluster, cluster_4
+from support.clients.embedded.consumers import Seen, eventually
+from support.rigs.commands.fake_admin_client import run_dmq
+from support.rigs.rocketmq.cluster import cluster, cluster_4
 
 from bench.remoting import administer
 from broker_adapter import Client, ConsumerOptions, Message, Start, connect

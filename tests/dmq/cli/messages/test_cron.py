@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from support.clients.fake_admin_client import error_of
-from support.clients.schedules import tick
-from support.rigs.live_cell import LiveCell
+from support.forges.messages.schedules import tick
+from support.rigs.commands.fake_admin_client import error_of
+from support.rigs.commands.live_cell import LiveCell
 
 ADD = ("cron", "add", "tick", "orders", "hello", "--every", "5s")
 

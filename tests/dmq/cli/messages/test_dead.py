@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.forges.letters import PURGE, REDRIVE, a_message, die, fail, finish, only, set_policy
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import PURGE, REDRIVE, a_message, die, fail, finish, only, set_policy
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from dmq.admin.client import DaemonUnavailable
 from dmq.broker.operations import dead_letters

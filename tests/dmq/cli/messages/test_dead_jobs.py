@@ -7,10 +7,10 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
-from support.clients.fake_admin_client import error_of
-from support.forges.letters import a_message, die
-from support.rigs.brokers import until
-from support.rigs.live_cell import LiveCell, WatchedClient
+from support.forges.messages.letters import a_message, die
+from support.rigs.broker.rig import until
+from support.rigs.commands.fake_admin_client import error_of
+from support.rigs.commands.live_cell import LiveCell, WatchedClient
 
 from dmq.admin.client import CallFailed, DaemonUnavailable
 from dmq.broker.operations import jobs as job_engine

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from support.forges.letters import a_message, die, fail
-from support.rigs.brokers import GROUP
-from support.rigs.live_cell import LiveCell
+from support.forges.messages.letters import a_message, die, fail
+from support.rigs.broker.rig import GROUP
+from support.rigs.commands.live_cell import LiveCell
 
 from dmq.cli.messages import find
 

@@ -7,10 +7,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.clients.failing import change, give_up
-from support.forges.letters import a_message, set_policy
-from support.rigs.brokers import ack, receive
-from support.rigs.live_cell import NOW, LiveCell, WatchedClient
+from support.clients.embedded.failing import change, give_up
+from support.forges.messages.letters import a_message, set_policy
+from support.rigs.broker.rig import ack, receive
+from support.rigs.commands.live_cell import NOW, LiveCell, WatchedClient
 
 from broker_adapter.wire import rocketmq_v2 as public
 from dmq.admin.client import DaemonUnavailable

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from support.clients.fake_admin_client import run_dmq
-from support.forges.letters import a_message
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import a_message
+from support.rigs.commands.fake_admin_client import run_dmq
+from support.rigs.commands.live_cell import NOW, LiveCell
 from typer.testing import Result
 
 from broker_adapter.contracts.message import pack_id

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.forges.letters import a_message
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import a_message
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from dmq.cli.messages import msg
 

@@ -7,8 +7,8 @@ import json
 from unittest.mock import patch
 
 import pytest
-from support.forges.letters import a_message
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import a_message
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from dmq.cli.messages import msg
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forges.stored_messages import a_stored
-from support.forges.trail_files import CellWriter, Event
-from support.rigs.brokers import TOPIC
-from support.rigs.live_cell import NOW, LiveCell
-from support.rigs.remoting_peer import HeldQueue, Peer, remoting_peer
+from support.forges.messages.stored import a_stored
+from support.forges.trail.files import CellWriter, Event
+from support.rigs.broker.rig import TOPIC
+from support.rigs.commands.live_cell import NOW, LiveCell
+from support.rigs.rocketmq.remoting_peer import HeldQueue, Peer, remoting_peer
 from typer.testing import Result
 
 from broker_adapter.contracts.message import pack_id

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.clients.fake_admin_client import error_of
-from support.forges.letters import entries as entries_of
-from support.forges.letters import fail, fail_again
-from support.rigs.brokers import TOPIC
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import entries as entries_of
+from support.forges.messages.letters import fail, fail_again
+from support.rigs.broker.rig import TOPIC
+from support.rigs.commands.fake_admin_client import error_of
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from dmq.admin.client import CallFailed, DaemonUnavailable, NotAllowed
 from dmq.broker.failures import waiting_retries as retries

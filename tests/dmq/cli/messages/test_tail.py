@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import pytest
-from support.clients.terminal import AtTerminal, piped, plain
-from support.forges.letters import a_message
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.live_cell import LiveCell
+from support.forges.messages.letters import a_message
+from support.rigs.commands.live_cell import LiveCell
+from support.rigs.commands.terminal import AtTerminal, piped, plain
+from support.rigs.daemon.process import Daemon, run_command
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import AdminClient, CallRefused

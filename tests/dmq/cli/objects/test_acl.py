@@ -8,9 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.clients.fake_admin_client import install
-from support.clients.fake_admin_client import run_dmq as run
-from support.rigs.acl import KEYS, OPERATOR, write_acl
+from support.rigs.commands.fake_admin_client import install
+from support.rigs.commands.fake_admin_client import run_dmq as run
+from support.rigs.daemon.acl import KEYS, OPERATOR, write_acl
 
 from broker_adapter.wire.signature import signature_of
 from dmq.acl.file import parse

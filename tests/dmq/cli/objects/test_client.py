@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.clients.fake_admin_client import error_of
-from support.forges.admin_clients import FixedClients
-from support.rigs.live_cell import LiveCell
+from support.forges.wire.admin_clients import FixedClients
+from support.rigs.commands.fake_admin_client import error_of
+from support.rigs.commands.live_cell import LiveCell
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from support.clients.official_client import NODE, OfficialClient, require
-from support.clients.protocol import consumer_settings
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon, run_command
+from support.clients.official.client import NODE, OfficialClient, require
+from support.clients.wire.client import WireClient, a_message
+from support.clients.wire.protocol import consumer_settings
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as wire
 

@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from support.clients.admin_answers import ask, group_of
-from support.forges.letters import a_message, die, fail
-from support.rigs.brokers import receive
-from support.rigs.live_cell import LiveCell
+from support.clients.embedded.admin_answers import ask, group_of
+from support.forges.messages.letters import a_message, die, fail
+from support.rigs.broker.rig import receive
+from support.rigs.commands.live_cell import LiveCell
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.requests.mapping import policy_of, wire_policy

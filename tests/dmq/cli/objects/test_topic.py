@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.forges.letters import a_message, die, fail
-from support.rigs.brokers import receive
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import a_message, die, fail
+from support.rigs.broker.rig import receive
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from broker_adapter.contracts.errors import Overloaded
 from dmq.admin.requests import validate

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.forges.letters import REDRIVE, TO_ALL, a_message, die, fail, finish, only
-from support.rigs.brokers import GROUP
-from support.rigs.live_cell import LiveCell
+from support.forges.messages.letters import REDRIVE, TO_ALL, a_message, die, fail, finish, only
+from support.rigs.broker.rig import GROUP
+from support.rigs.commands.live_cell import LiveCell
 
 from retry.dead_letter import Job
 

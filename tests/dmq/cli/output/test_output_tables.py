@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.forges.letters import a_message, die, fail, set_policy
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.letters import a_message, die, fail, set_policy
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from dmq.cli.nouns import NOUNS
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Mapping
 
 import pytest
-from support.clients.terminal import at_terminal
-from support.clients.wire_client import Received, WireClient, a_message, a_receive, received_of
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import Received, WireClient, a_message, a_receive, received_of
+from support.rigs.commands.terminal import at_terminal
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.contracts.message_id import new_message_id
 from broker_adapter.wire import rocketmq_v2 as wire

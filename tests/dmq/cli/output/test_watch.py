@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer.main
-from support.clients.terminal import AtTerminal, piped, plain
-from support.rigs.command_tree import keep
-from support.rigs.daemon import Daemon, run_command
+from support.rigs.commands.command_tree import keep
+from support.rigs.commands.terminal import AtTerminal, piped, plain
+from support.rigs.daemon.process import Daemon, run_command
 
 from dmq.cli.app import app
 from dmq.cli.output import watch

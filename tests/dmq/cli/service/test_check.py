@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
-from support.clients.fake_admin_client import FakeClient, install, run_dmq
-from support.forges.admin_status import NOW, STATUS
+from support.forges.wire.admin_status import NOW, STATUS
+from support.rigs.commands.fake_admin_client import FakeClient, install, run_dmq
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import DaemonUnavailable, NotAllowed

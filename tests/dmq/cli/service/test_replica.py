@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.clients.fake_admin_client import run_dmq
+from support.rigs.commands.fake_admin_client import run_dmq
 
 from dmq.replication.directory_objects import DirectoryObjects
 from dmq.replication.lease import LEASE, LeaseRecord

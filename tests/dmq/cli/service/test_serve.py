@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support.clients.fake_admin_client import run_dmq as run
+from support.rigs.commands.fake_admin_client import run_dmq as run
 
 from dmq.config.settings import DaemonConfig
 from dmq.errors import StoreLocked
@@ -133,5 +133,5 @@ def test_demo_passes_its_flags_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_variable_of_ours_is_set() -> None:
-    """The environment is clean, except for the form that this worker runs (``support.rigs.forms``)."""
+    """The environment is clean, except for the form that this worker runs (``support.forms``)."""
     assert not [name for name in os.environ if name.startswith("DMQ_") and name != "DMQ_COMPILED"]

@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.clients.fake_admin_client import error_of
-from support.clients.fake_admin_client import run_dmq as run
+from support.rigs.commands.fake_admin_client import error_of
+from support.rigs.commands.fake_admin_client import run_dmq as run
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions

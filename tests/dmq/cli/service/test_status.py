@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.fake_admin_client import FakeClient, error_of, install
-from support.clients.fake_admin_client import run_dmq as run
-from support.forges.admin_status import STATUS
+from support.forges.wire.admin_status import STATUS
+from support.rigs.commands.fake_admin_client import FakeClient, error_of, install
+from support.rigs.commands.fake_admin_client import run_dmq as run
 
 from dmq.admin import admin_v1 as wire
 from dmq.admin.client import CallFailed, CallRefused, DaemonUnavailable, NotFound

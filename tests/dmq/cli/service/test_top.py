@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.clients.fake_admin_client import FakeClient, install, run_dmq
-from support.forges.admin_status import NOW, STATUS
+from support.forges.wire.admin_status import NOW, STATUS
+from support.rigs.commands.fake_admin_client import FakeClient, install, run_dmq
 
 from dmq.admin import admin_v1 as wire
 from dmq.cli.service.top import LiveFigures

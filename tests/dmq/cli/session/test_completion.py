@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon, run_command
+from support.rigs.daemon.process import Daemon, run_command
 
 pytestmark = pytest.mark.integration
 

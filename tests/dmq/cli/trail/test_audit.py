@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.forges.stored_messages import NOW, a_stored
-from support.forges.trail_files import CellWriter, Event
-from support.forges.trail_forge import forge
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.remoting_peer import HeldQueue, remoting_peer
+from support.clients.wire.client import WireClient, a_message
+from support.forges.cells.forge import forge
+from support.forges.messages.stored import NOW, a_stored
+from support.forges.trail.files import CellWriter, Event
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.rocketmq.remoting_peer import HeldQueue, remoting_peer
 
 from dmq.cli.output.errors import CommandFailed
 from dmq.cli.trail import engines

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.clients.half import prepare_one
-from support.forges.letters import a_message, die, fail
-from support.rigs.brokers import receive
-from support.rigs.live_cell import NOW, LiveCell
+from support.forges.messages.half import prepare_one
+from support.forges.messages.letters import a_message, die, fail
+from support.rigs.broker.rig import receive
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from dmq.store.writer.operations import Tally
 from dmq.trail.events import EventKind

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon, free_port, run_command
-from support.rigs.front import front_of, status
-from support.rigs.remoting_peer import Peer, remoting_peer
+from support.rigs.daemon.process import Daemon, free_port, run_command
+from support.rigs.rocketmq.front import front_of, status
+from support.rigs.rocketmq.remoting_peer import Peer, remoting_peer
 
 from broker_adapter.remoting.protocol.frames import RemotingFrame
 

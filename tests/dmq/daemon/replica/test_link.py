@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.crash_load import Load
+from support.clients.load.crash import Load
 from support.effort import EFFORT, SEED
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.replica_pair import Pair, assert_kept
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.replica.pair import Pair, assert_kept
 
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT

@@ -7,10 +7,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from support.clients.history_load import HistoryLoad
+from support.clients.load.history import HistoryLoad
 from support.effort import EFFORT, SEED, at_length
-from support.models.message_history import Answer, Kind, Operation, is_linearizable
-from support.rigs.replica_pair import Pair
+from support.models.broker.message_history import Answer, Kind, Operation, is_linearizable
+from support.rigs.replica.pair import Pair
 
 ROUNDS = EFFORT
 _ROUND_S = 4.0

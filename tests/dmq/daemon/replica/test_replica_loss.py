@@ -11,10 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.crash_load import Load
+from support.clients.load.crash import Load
 from support.effort import EFFORT, SEED
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.replica_pair import assert_kept
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.replica.pair import assert_kept
 
 from dmq.replication.following import last_segment
 from dmq.replication.objects import open_objects

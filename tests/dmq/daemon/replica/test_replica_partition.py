@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.network_namespace import NetworkNamespace, network_namespace
-from support.rigs.object_server import S3Server
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.faults.network_namespace import NetworkNamespace, network_namespace
+from support.rigs.services.object_server import S3Server
 
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT

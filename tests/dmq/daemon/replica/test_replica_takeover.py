@@ -17,13 +17,13 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from support.clients.crash_load import Load
-from support.clients.wire_client import WireClient, a_message
+from support.clients.load.crash import Load
+from support.clients.wire.client import WireClient, a_message
 from support.effort import EFFORT, SEED, at_length
-from support.models.trail_read import read_trail
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.object_server import S3Server
-from support.rigs.replica_pair import Pair, assert_kept
+from support.models.trail.read import read_trail
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.replica.pair import Pair, assert_kept
+from support.rigs.services.object_server import S3Server
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.replication.objects import open_objects

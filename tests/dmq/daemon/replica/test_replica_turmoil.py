@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from support.clients.turmoil import Turmoil
+from support.clients.load.turmoil import Turmoil
 from support.effort import EFFORT, SEED, at_length
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.fault_proxy import Answer, Fault, FaultProxy, Held, LostAnswer, LostRequest
-from support.rigs.object_server import S3Server
-from support.rigs.replica_pair import Pair
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.faults.fault_proxy import Answer, Fault, FaultProxy, Held, LostAnswer, LostRequest
+from support.rigs.replica.pair import Pair
+from support.rigs.services.object_server import S3Server
 
 pytestmark = pytest.mark.fault
 ROUNDS = EFFORT

@@ -15,9 +15,9 @@ import grpc
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from support.rigs.acl import OPERATOR, write_acl
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.replica_pair import Pair
+from support.rigs.daemon.acl import OPERATOR, write_acl
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.replica.pair import Pair
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.daemon.replica.standby import Redirects

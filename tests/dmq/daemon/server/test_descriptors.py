@@ -10,8 +10,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.process import Daemon, run_command
 
 from bench.attacks import data_frames, head_of
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -16,8 +16,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 from structlog.testing import capture_logs
-from support.rigs.daemon import START_S_MAX, Daemon, run_to_end
+from support.rigs.daemon.process import START_S_MAX, Daemon, run_to_end
 
 from broker_adapter.runtime.clock import SystemClock
 from broker_adapter.runtime.extras import ExtraMissing

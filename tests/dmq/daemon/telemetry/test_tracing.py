@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.trace import SpanKind
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from support.clients.scenarios import dead_letters, set_group
-from support.clients.wire_client import Received, WireClient, a_message, a_receive, received_of
-from support.models.span_tree import TreeSpan, tree_of
-from support.rigs.collectors import PATIENCE_S, Collector, collector_in
-from support.rigs.daemon import Daemon, free_port
+from support.clients.official.scenarios import dead_letters, set_group
+from support.clients.wire.client import Received, WireClient, a_message, a_receive, received_of
+from support.models.runs.span_tree import TreeSpan, tree_of
+from support.rigs.daemon.process import Daemon, free_port
+from support.rigs.services.collectors import PATIENCE_S, Collector, collector_in
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin import admin_v1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from support.forges import http2_attacks as attacks
+from support.forges.wire import http2_attacks as attacks
 
 from dmq.http2.admission.bounds import Shares
 from dmq.http2.admission.connection_admission import AdmissionPlace, ConnectionAdmission, ConnectionUse

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 import uvloop
-from support.rigs.forms import needs_python
+from support.forms import needs_python
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.http2 import CallEnded, Http2Server, Limits, Rate, Status

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.rigs.spool import PATIENCE_S, QUIET, an_entry, copy_of_live, recount
-from support.rigs.spool_driver import adopt_in_steps, command, lines, numbers, run, take_all
+from support.rigs.producer.spool import PATIENCE_S, QUIET, an_entry, copy_of_live, recount
+from support.rigs.producer.spool_driver import adopt_in_steps, command, lines, numbers, run, take_all
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories import adopt

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
-from support.rigs.spool import PATIENCE_S, an_entry, recount
+from support.rigs.producer.spool import PATIENCE_S, an_entry, recount
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.producer_store.entries.entries import Entries

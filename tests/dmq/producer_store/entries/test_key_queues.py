@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from support.rigs.spool import an_entry
+from support.rigs.producer.spool import an_entry
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreCorrupt

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from support.rigs.spool import an_entry
+from support.rigs.producer.spool import an_entry
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import UnitRefused

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.models.trail_read import read_trail
-from support.rigs.spool import PATIENCE_S, an_entry
+from support.models.trail.read import read_trail
+from support.rigs.producer.spool import PATIENCE_S, an_entry
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.spool import Spool, SpoolOptions
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 CHILD = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[3])
-from support.rigs.spool import an_entry
+from support.rigs.producer.spool import an_entry
 from dmq.producer_store.spool import Spool, SpoolOptions
 spool = Spool(sys.argv[1], options=SpoolOptions(adopt_every_s=0, trail_path=sys.argv[2]))
 for number in range(1, 21):

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from support.rigs.audits import await_process, is_running, process_of, until
-from support.rigs.consoles import fill
-from support.rigs.daemon import Daemon
+from support.rigs.broker.audits import await_process, is_running, process_of, until
+from support.rigs.daemon.consoles import fill
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Refused
 from broker_adapter.runtime import extras

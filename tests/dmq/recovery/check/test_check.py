@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.clients.failing import change
-from support.clients.fake_admin_client import run_dmq as run
-from support.forges.letters import REDRIVE, die, die_many, finish, only
-from support.forges.letters import a_message as a_letter
-from support.forges.spool_damage import entry_of, opened
-from support.forges.spool_damage import put as put_entries
-from support.rigs.brokers import receive
-from support.rigs.store_rig import READY, CellRig, checked, files_of, fill
-from support.rigs.stores import all_rows, put_batch
+from support.clients.embedded.failing import change
+from support.forges.messages.letters import REDRIVE, die, die_many, finish, only
+from support.forges.messages.letters import a_message as a_letter
+from support.forges.store.spool_damage import entry_of, opened
+from support.forges.store.spool_damage import put as put_entries
+from support.forges.store.store_rig import READY, CellRig, checked, files_of, fill
+from support.rigs.broker.rig import receive
+from support.rigs.commands.fake_admin_client import run_dmq as run
+from support.rigs.store.rows import all_rows, put_batch
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreLocked

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.rigs.brokers import TOPIC, an_envelope
-from support.rigs.store_rig import CellRig, checked, held
+from support.forges.store.store_rig import CellRig, checked, held
+from support.rigs.broker.rig import TOPIC, an_envelope
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics.settings import FlowChange

@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.models.own_keys import keyed, waiting_under_keys
-from support.rigs.brokers import TOPIC, ids, receive
-from support.rigs.store_rig import CellRig, checked
-from support.rigs.stores import all_rows
+from support.forges.messages.own_keys import keyed, waiting_under_keys
+from support.forges.store.store_rig import CellRig, checked
+from support.rigs.broker.rig import TOPIC, ids, receive
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.runtime.clock import ManualClock

@@ -9,13 +9,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.failing import change
-from support.clients.half import a_half, prepare
-from support.forges.letters import a_message
-from support.models.properties import assert_properties
-from support.rigs.brokers import GROUP, TOPIC, receive
-from support.rigs.store_rig import CellRig, checked
-from support.rigs.stores import all_rows
+from support.clients.embedded.failing import change
+from support.forges.messages.half import a_half, prepare
+from support.forges.messages.letters import a_message
+from support.forges.store.store_rig import CellRig, checked
+from support.models.store.properties import assert_properties
+from support.rigs.broker.rig import GROUP, TOPIC, receive
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.broker.topics import IndexChange

@@ -8,10 +8,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.clients.schedules import add, check_rows, occurrences, tick
-from support.rigs.brokers import TOPIC
-from support.rigs.store_rig import CellRig, checked, lost_lines
-from support.rigs.stores import all_rows
+from support.forges.messages.schedules import add, check_rows, occurrences, tick
+from support.forges.store.store_rig import CellRig, checked, lost_lines
+from support.rigs.broker.rig import TOPIC
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.recovery import salvage_store

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
-from support.clients.crash_load import Load
-from support.clients.fake_admin_client import run_dmq
-from support.rigs.audits import hasten_verification
-from support.rigs.daemon import Daemon
-from support.rigs.store_driver import row, row_key
-from support.rigs.stores import all_rows, put_batch
+from support.clients.load.crash import Load
+from support.rigs.broker.audits import hasten_verification
+from support.rigs.commands.fake_admin_client import run_dmq
+from support.rigs.daemon.process import Daemon
+from support.rigs.store.driver import row, row_key
+from support.rigs.store.rows import all_rows, put_batch
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin import admin_v1 as wire

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.forges.spool_damage import LATE_MS, entry_of, opened, put, take
+from support.forges.store.spool_damage import LATE_MS, entry_of, opened, put, take
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.bounds import store_options

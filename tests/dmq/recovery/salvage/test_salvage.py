@@ -14,11 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.clients.fake_admin_client import run_dmq
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.brokers import TOPIC, ack, receive
-from support.rigs.daemon import Daemon
-from support.rigs.store_rig import (
+from support.clients.wire.client import WireClient, a_message
+from support.forges.store.store_rig import (
     COMMITTED,
     PULLERS,
     READY,
@@ -31,6 +28,9 @@ from support.rigs.store_rig import (
     held,
     lost_lines,
 )
+from support.rigs.broker.rig import TOPIC, ack, receive
+from support.rigs.commands.fake_admin_client import run_dmq
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.runtime.clock import ManualClock

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.forges.spool_damage import (
+from support.forges.store.spool_damage import (
     LATE_MS,
     QUIET,
     UNIT_BYTES,

@@ -8,7 +8,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from support.forges.spool_damage import LATE_MS, Saved, copied, entry_of, flip, opened, put, table_of, take, the, uid_of
+from support.forges.store.spool_damage import (
+    LATE_MS,
+    Saved,
+    copied,
+    entry_of,
+    flip,
+    opened,
+    put,
+    table_of,
+    take,
+    the,
+    uid_of,
+)
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt

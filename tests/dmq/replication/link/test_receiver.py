@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.rigs.replica_objects import MemoryObjects
+from support.rigs.replica.objects import MemoryObjects
 
 from dmq.replication.link import LINK, LinkBroken, LinkRecord, ReceivedBatches
 from dmq.replication.link.frames import FRAME_BYTES_MAX, VERSION, LinkFrame, LinkHello, LinkWelcome, decode, encode

@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Queue
 
 import pytest
-from support.rigs.certificates import Signed, signed
+from support.rigs.daemon.certificates import Signed, signed
 
 from dmq.errors import AddressInUse
 from dmq.http2 import make_context

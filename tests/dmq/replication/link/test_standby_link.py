@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.rigs.linked_pair import CLOCK, WAIT_S, LinkedStore, StandbyHost, keys_of
-from support.rigs.replica_objects import MemoryObjects
+from support.rigs.replica.linked_pair import CLOCK, WAIT_S, LinkedStore, StandbyHost, keys_of
+from support.rigs.replica.objects import MemoryObjects
 
 from dmq.recovery.replica import diverged_tails
 from dmq.replication.link import LINK, LinkRecord, LinkState

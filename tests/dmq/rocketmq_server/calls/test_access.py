@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from support.clients.protocol import (
+from support.clients.wire.protocol import (
     GROUP,
     TOPIC,
     Sidecar,
@@ -21,7 +21,7 @@ from support.clients.protocol import (
     from_client,
     producer_settings,
 )
-from support.rigs.acl import ACL, OPERATOR, READER, SHOP, Key, write_acl
+from support.rigs.daemon.acl import ACL, OPERATOR, READER, SHOP, Key, write_acl
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.runtime.clock import ManualClock

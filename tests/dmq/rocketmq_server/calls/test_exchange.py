@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.rigs.brokers import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, an_envelope, ids, play, until
-from support.rigs.joined import CLIENT, Joined, port_of
+from support.rigs.broker.joined import CLIENT, Joined, port_of
+from support.rigs.broker.rig import GROUP, INVISIBLE_MS, TOPIC, EmbeddedRig, an_envelope, ids, play, until
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerError, BrokerUnavailable, Overloaded, Refused, Rule

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, an_envelope, play, until
-from support.rigs.joined import Joined, port_of
+from support.rigs.broker.joined import Joined, port_of
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, an_envelope, play, until
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.deferred import Deferred

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.protocol import consumer_settings
-from support.clients.wire_client import WireClient, a_message, a_receive
-from support.rigs.acl import SHOP, write_acl
-from support.rigs.daemon import STOP_S_MAX, Daemon
-from support.rigs.shim import Shim
+from support.clients.wire.client import WireClient, a_message, a_receive
+from support.clients.wire.protocol import consumer_settings
+from support.rigs.daemon.acl import SHOP, write_acl
+from support.rigs.daemon.process import STOP_S_MAX, Daemon
+from support.rigs.faults.disk_shim import Shim
 
 from broker_adapter.contracts.limits import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 import pytest
-from support.clients.protocol import a_message, a_send
+from support.clients.wire.protocol import a_message, a_send
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.wire import rocketmq_v2 as wire

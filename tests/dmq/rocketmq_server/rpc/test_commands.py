@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from support.clients.protocol import (
+from support.clients.wire.protocol import (
     TOPIC,
     Sidecar,
     a_message,
@@ -16,7 +16,7 @@ from support.clients.protocol import (
     from_client,
     producer_settings,
 )
-from support.rigs.brokers import until
+from support.rigs.broker.rig import until
 
 from broker_adapter.contracts.errors import Overloaded, Refused, Rule
 from broker_adapter.runtime.clock import ManualClock

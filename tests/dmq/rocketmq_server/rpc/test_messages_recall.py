@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 
 import pytest
-from support.clients.protocol import Sidecar, a_message, a_receive, a_send, from_client
+from support.clients.wire.protocol import Sidecar, a_message, a_receive, a_send, from_client
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.runtime.clock import ManualClock

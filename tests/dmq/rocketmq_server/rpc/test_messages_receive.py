@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from unittest.mock import patch
 
 import pytest
-from support.clients.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, from_client
+from support.clients.wire.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, from_client
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.limits import AUTO_RENEW_INVISIBLE_MS

@@ -7,7 +7,16 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 from structlog.testing import capture_logs
-from support.clients.protocol import GROUP, TOPIC, Sidecar, a_message, a_receive, a_send, consumer_settings, from_client
+from support.clients.wire.protocol import (
+    GROUP,
+    TOPIC,
+    Sidecar,
+    a_message,
+    a_receive,
+    a_send,
+    consumer_settings,
+    from_client,
+)
 
 from broker_adapter.contracts.adapter import GroupSettings, Subscription
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule

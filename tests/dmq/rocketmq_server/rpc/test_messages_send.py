@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from unittest.mock import patch
 
 import pytest
-from support.clients.protocol import TOPIC, Sidecar, a_message, a_receive, a_send, from_client
+from support.clients.wire.protocol import TOPIC, Sidecar, a_message, a_receive, a_send, from_client
 
 from broker_adapter.contracts.errors import BrokerUnavailable, Overloaded, Refused, Rule
 from broker_adapter.contracts.limits import MESSAGES_PER_SEND_MAX

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.clients.protocol import GROUP, TOPIC, Sidecar, consumer_settings, from_client
-from support.forges.letters import a_message
-from support.rigs.brokers import EmbeddedRig, an_envelope, play, until
+from support.clients.wire.protocol import GROUP, TOPIC, Sidecar, consumer_settings, from_client
+from support.forges.messages.letters import a_message
+from support.rigs.broker.rig import EmbeddedRig, an_envelope, play, until
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.rocketmq_server.sessions.settings import SidecarConfig

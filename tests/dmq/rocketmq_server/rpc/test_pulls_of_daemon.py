@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.admin.client import AdminClient, CallRefused, NotFound

@@ -7,10 +7,10 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
-from support.clients.protocol import a_message, a_send, from_client
-from support.clients.schedules import check_rows, occurrences, pass_ms
-from support.rigs.brokers import EmbeddedRig, play
-from support.rigs.stores import waiting_rows
+from support.clients.wire.protocol import a_message, a_send, from_client
+from support.forges.messages.schedules import check_rows, occurrences, pass_ms
+from support.rigs.broker.rig import EmbeddedRig, play
+from support.rigs.store.rows import waiting_rows
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.clients.official_client import PYTHON, ClientError, OfficialClient
-from support.rigs.acl import OPERATOR, READER, SHOP, write_acl
-from support.rigs.daemon import Daemon
-from support.rigs.front import client, front_of, play, receive
-from support.rigs.real_time_brokers import a_message, now_ms
+from support.clients.official.client import PYTHON, ClientError, OfficialClient
+from support.rigs.daemon.acl import OPERATOR, READER, SHOP, write_acl
+from support.rigs.daemon.process import Daemon
+from support.rigs.rocketmq.front import client, front_of, play, receive
+from support.rigs.rocketmq.real_time import a_message, now_ms
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from support.clients.protocol import (
+from support.clients.wire.protocol import (
     GROUP,
     TOPIC,
     Sidecar,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
-from support.clients.protocol import GROUP, TOPIC, Sidecar, consumer_settings, from_client, producer_settings
+from support.clients.wire.protocol import GROUP, TOPIC, Sidecar, consumer_settings, from_client, producer_settings
 
 from broker_adapter.contracts.adapter import GroupSettings
 from broker_adapter.contracts.message import Envelope

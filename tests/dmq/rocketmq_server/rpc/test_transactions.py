@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from support.clients.protocol import a_message, a_send, from_client
-from support.rigs.brokers import EmbeddedRig, play, receive
+from support.clients.wire.protocol import a_message, a_send, from_client
+from support.rigs.broker.rig import EmbeddedRig, play, receive
 
 from broker_adapter.contracts.transactions import Check
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.clients.protocol import TOPIC, Sidecar, from_client
+from support.clients.wire.protocol import TOPIC, Sidecar, from_client
 
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire

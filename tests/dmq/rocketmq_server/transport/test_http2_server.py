@@ -14,9 +14,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
-from support.clients.protocol import Sidecar, a_message, a_receive, a_send, consumer_settings
-from support.clients.raw_client import RawClient
-from support.rigs.fronted import FrontedTransport
+from support.clients.wire.protocol import Sidecar, a_message, a_receive, a_send, consumer_settings
+from support.clients.wire.raw import RawClient
+from support.rigs.fronts.fronted import FrontedTransport
 
 from broker_adapter.contracts.adapter import GroupSettings
 from broker_adapter.contracts.limits import BODY_BYTES_MAX, REQUEST_BYTES_MAX

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.protocol import a_message, a_send
-from support.clients.raw_client import METADATA, RawClient
-from support.clients.wire_client import WireClient, a_receive
-from support.clients.wire_client import a_message as a_wire_message
-from support.models.cost_oracle import Meter
-from support.rigs.acl import KEYS, OPERATOR, SHOP, write_acl
-from support.rigs.daemon import Daemon, run_command
+from support.clients.wire.client import WireClient, a_receive
+from support.clients.wire.client import a_message as a_wire_message
+from support.clients.wire.protocol import a_message, a_send
+from support.clients.wire.raw import METADATA, RawClient
+from support.models.costs.cost_oracle import Meter
+from support.rigs.daemon.acl import KEYS, OPERATOR, SHOP, write_acl
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.wire import rocketmq_v2 as wire
 from dmq.http2.codec import frames
@@ -180,7 +180,7 @@ def test_an_unsigned_call_is_answered_before_its_body_is_kept(tmp_path: Path) ->
 
 def test_a_key_without_rules_holds_a_few_streams(tmp_path: Path) -> None:
     """Danger: it took all 10,000, each under another client id."""
-    from support.rigs.acl import ACL, Key
+    from support.rigs.daemon.acl import ACL, Key
 
     bare = Key("bare", "bare-secret-0001")
     acl = write_acl(tmp_path, ACL + "\n" + _RULELESS)

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
-from support.clients.wire_client import WireClient, a_message, a_receive
-from support.models.cost_oracle import Meter
-from support.rigs.daemon import Daemon
+from support.clients.wire.client import WireClient, a_message, a_receive
+from support.models.costs.cost_oracle import Meter
+from support.rigs.daemon.process import Daemon
 
 from bench.attacks import SERVICE, data_frames, head_of, literal
 from broker_adapter.contracts.limits import BODY_BYTES_MAX

@@ -16,9 +16,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from structlog.testing import capture_logs
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.certificates import Signed, signed
-from support.rigs.daemon import Daemon, run_command, run_to_end
+from support.clients.wire.client import WireClient, a_message
+from support.rigs.daemon.certificates import Signed, signed
+from support.rigs.daemon.process import Daemon, run_command, run_to_end
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.rigs.stores import END, all_rows, put_batch
+from support.rigs.store.rows import END, all_rows, put_batch
 
 from dmq.errors import StoreClosed
 from dmq.store.engines.engine import Batch, Engine

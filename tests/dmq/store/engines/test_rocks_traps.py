@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 from rocksdict import BlockBasedOptions, Cache, Options, Rdict, ReadOptions
-from support.rigs.shim import Shim
-from support.rigs.store_driver import batch_of, row, row_key, run_driver
-from support.rigs.stores import END, all_rows
+from support.rigs.faults.disk_shim import Shim
+from support.rigs.store.driver import batch_of, row, row_key, run_driver
+from support.rigs.store.rows import END, all_rows
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreCorrupt, StoreError, StoreLocked

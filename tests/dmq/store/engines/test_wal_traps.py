@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
-from support.rigs import store_driver
-from support.rigs.store_driver import batch_of, row_key, run_driver
-from support.rigs.stores import all_rows
+from support.rigs.store import driver as store_driver
+from support.rigs.store.driver import batch_of, row_key, run_driver
+from support.rigs.store.rows import all_rows
 
 from dmq.errors import StoreCorrupt
 from dmq.store.engines.engine import Batch

@@ -12,9 +12,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from support.rigs.mounts import read_only
-from support.rigs.store_driver import batch_of, command, run_driver
-from support.rigs.stores import END, all_rows, append, packed_id, schedule
+from support.rigs.faults.mounts import read_only
+from support.rigs.store.driver import batch_of, command, run_driver
+from support.rigs.store.rows import END, all_rows, append, packed_id, schedule
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import FormatUnsupported, StoreCorrupt, StoreError, StoreFailed, StoreLocked, StoreReadOnly

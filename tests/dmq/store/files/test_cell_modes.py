@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.errors import StoreFull

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from support.rigs.mounts import small_disk
-from support.rigs.shim import Shim
-from support.rigs.store_driver import row, row_key, run_driver
+from support.rigs.faults.disk_shim import Shim
+from support.rigs.faults.mounts import small_disk
+from support.rigs.store.driver import row, row_key, run_driver
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.store.schema.keys import Family

@@ -11,7 +11,7 @@ from typing import TypeVar
 from unittest.mock import patch
 
 import pytest
-from support.rigs.brokers import GROUP, INVISIBLE_MS, TOPIC, an_envelope
+from support.rigs.broker.rig import GROUP, INVISIBLE_MS, TOPIC, an_envelope
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import BrokerError, Refused, Rule

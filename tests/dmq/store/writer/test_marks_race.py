@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT, SEED
-from support.rigs.stores import SCOPE, all_rows, counted, hand_over, packed_id, recount, schedule
+from support.rigs.store.rows import SCOPE, all_rows, counted, hand_over, packed_id, recount, schedule
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.store.engines.rocks import RocksEngine

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.models.properties import assert_properties
-from support.rigs.stores import all_rows
+from support.models.store.properties import assert_properties
+from support.rigs.store.rows import all_rows
 
 from broker_adapter.runtime.clock import ManualClock
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.rigs.store_bench import ENGINES, NOW_MS, Bench, opened_bench
-from support.rigs.stores import PATIENCE_S, append, hand_over, schedule
+from support.rigs.store.rows import PATIENCE_S, append, hand_over, schedule
+from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
 
 from dmq.errors import StoreError
 from dmq.store.schema.messages.index import Receipt

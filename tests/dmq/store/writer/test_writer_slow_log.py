@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.rigs.store_bench import Waiter
-from support.rigs.stores import PATIENCE_S, append
+from support.rigs.store.rows import PATIENCE_S, append
+from support.rigs.store.workbench import Waiter
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreError

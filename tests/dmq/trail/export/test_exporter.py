@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.models.trail_read import HOUR_MS, lines, read_trail
-from support.rigs.stores import PATIENCE_S
-from support.rigs.trail_cell import CELL, Cell
+from support.models.trail.read import HOUR_MS, lines, read_trail
+from support.rigs.broker.trail_cell import CELL, Cell
+from support.rigs.store.rows import PATIENCE_S
 
 from dmq.store.schema.keys import Family, name_key
 from dmq.store.store import StoreOptions

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
-from support.models.trail_read import read_trail
-from support.rigs.stores import PATIENCE_S
-from support.rigs.trail_cell import CELL, Cell
+from support.models.trail.read import read_trail
+from support.rigs.broker.trail_cell import CELL, Cell
+from support.rigs.store.rows import PATIENCE_S
 
 from dmq.store.store import StoreOptions
 from dmq.trail import files

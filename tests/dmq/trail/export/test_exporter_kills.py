@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.clients.crash_load import Load
-from support.clients.wire_client import WireClient, a_message
+from support.clients.load.crash import Load
+from support.clients.wire.client import WireClient, a_message
 from support.effort import EFFORT, SEED, at_length
-from support.models.trail_read import lines, read_trail
-from support.rigs import forked
-from support.rigs.daemon import Daemon
-from support.rigs.mounts import small_disk
+from support.models.trail.read import lines, read_trail
+from support.rigs.commands import forked
+from support.rigs.daemon.process import Daemon
+from support.rigs.faults.mounts import small_disk
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.wire import rocketmq_v2 as wire

@@ -13,8 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from structlog.testing import capture_logs
-from support.models.trail_read import data_files, lines, read_trail
-from support.rigs.trail_cell import CELL, DAY_MS, Cell
+from support.models.trail.read import data_files, lines, read_trail
+from support.rigs.broker.trail_cell import CELL, DAY_MS, Cell
 
 from dmq.store.files.steady_clock import STEADY_AFTER_MS
 from dmq.trail import manifest

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.models.trail_read import HOUR_MS
-from support.rigs.trail_cell import CELL, DAY_MS, Cell
+from support.models.trail.read import HOUR_MS
+from support.rigs.broker.trail_cell import CELL, DAY_MS, Cell
 
 from dmq.replication.objects import ObjectStore, ReplicaUnavailable, open_objects
 from dmq.trail.manifest import Layout

@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from support.forges.stored_messages import a_stored
-from support.forges.trail_files import CellWriter, Event
-from support.rigs.remoting_peer import BROKER, HeldQueue, Peer, remoting_peer
+from support.forges.messages.stored import a_stored
+from support.forges.trail.files import CellWriter, Event
+from support.rigs.rocketmq.remoting_peer import BROKER, HeldQueue, Peer, remoting_peer
 
 from broker_adapter.contracts.message import pack_id
 from broker_adapter.remoting import RemotingOptions

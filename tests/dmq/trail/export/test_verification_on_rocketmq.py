@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from support.effort import EFFORT
-from support.models.trail_read import read_trail
-from support.rigs.cluster import cluster
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.front import until
-from support.rigs.real_time_brokers import a_message, new_id, now_ms, rocketmq
+from support.models.trail.read import read_trail
+from support.rigs.daemon.process import Daemon, run_command
+from support.rigs.rocketmq.cluster import cluster
+from support.rigs.rocketmq.front import until
+from support.rigs.rocketmq.real_time import a_message, new_id, now_ms, rocketmq
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message, unpack_id

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from support.effort import EFFORT
-from support.models.snapshot_check import check_snapshot, outbox_events
-from support.rigs.brokers import an_envelope
+from support.models.trail.snapshot_check import check_snapshot, outbox_events
+from support.rigs.broker.rig import an_envelope
 
 from broker_adapter.contracts.adapter import Subscription
 from broker_adapter.contracts.errors import Refused

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from support.clients.crash_load import Load
-from support.models.snapshot_check import Event, check_snapshot
-from support.rigs.brokers import an_envelope
-from support.rigs.daemon import Daemon
+from support.clients.load.crash import Load
+from support.models.trail.snapshot_check import Event, check_snapshot
+from support.rigs.broker.rig import an_envelope
+from support.rigs.daemon.process import Daemon
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.admin.client import AdminClient, CallRefused, DaemonUnavailable

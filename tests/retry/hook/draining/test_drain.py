@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from support.rigs.hook import AWAY, EXACT, fill, make
+from support.rigs.producer.hook import AWAY, EXACT, fill, make
 
 from broker_adapter.runtime.clock import ManualClock
 from retry import (

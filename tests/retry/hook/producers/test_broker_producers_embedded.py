@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 import pytest
-from support.clients.consumers import PATIENCE_S, Members, Seen
-from support.rigs.brokers import EmbeddedRig, play
+from support.clients.embedded.consumers import PATIENCE_S, Members, Seen
+from support.rigs.broker.rig import EmbeddedRig, play
 
 from broker_adapter.contracts.classic import ReceivedMessage, Start
 from broker_adapter.contracts.message import Message

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from support.rigs.hook import AWAY, EXACT, fill, until
-from support.rigs.spool import QUIET, an_entry
+from support.rigs.producer.hook import AWAY, EXACT, fill, until
+from support.rigs.producer.spool import QUIET, an_entry
 
 from broker_adapter.queue_client.blocking import BlockingProducer
 from broker_adapter.queue_client.producer import Producer

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.clients.hook_app import UID_PROPERTY, Consumer, HookApp
-from support.rigs.daemon import Daemon, free_port
+from support.clients.official.hook_app import UID_PROPERTY, Consumer, HookApp
+from support.rigs.daemon.process import Daemon, free_port
 
 from broker_adapter.wire import rocketmq_v2 as wire
 

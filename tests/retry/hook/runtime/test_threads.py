@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import structlog
-from support.rigs.hook import AWAY, Rig, fill, make, until
+from support.rigs.producer.hook import AWAY, Rig, fill, make, until
 
 from broker_adapter.runtime.clock import ManualClock
 from retry import (

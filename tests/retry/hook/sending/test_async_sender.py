@@ -9,7 +9,7 @@ from collections.abc import Generator
 from concurrent.futures import CancelledError, Future
 
 import pytest
-from support.rigs.hook import AWAY, Rig, until
+from support.rigs.producer.hook import AWAY, Rig, until
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from retry import (

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.rigs.hook import AWAY, EXACT, Rig
+from support.rigs.producer.hook import AWAY, EXACT, Rig
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq import Spool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.forges.stored_messages import a_stored
+from support.forges.messages.stored import a_stored
 
 from broker_adapter.contracts.classic import Filter, ReceivedMessage
 from broker_adapter.contracts.message_queue import MessageQueue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.forges.stored_messages import a_stored
+from support.forges.messages.stored import a_stored
 
 from broker_adapter.contracts.classic import Decision, QueueReceipt, SendStatus
 from broker_adapter.contracts.errors import Refused

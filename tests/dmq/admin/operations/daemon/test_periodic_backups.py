@@ -17,9 +17,9 @@ from unittest.mock import Mock, patch
 
 import psutil
 import pytest
-from support.clients.wire_client import WireClient, a_message
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.store_rig import held
+from support.clients.wire.client import WireClient, a_message
+from support.forges.store.store_rig import held
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.admin.client import AdminClient

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.clients.wire_client import WireClient, a_message
+from support.clients.wire.client import WireClient, a_message
 from support.effort import EFFORT, SEED
-from support.rigs.daemon import Daemon
+from support.rigs.daemon.process import Daemon
 
 from dmq import AdminClient
 from dmq.recovery import check_store

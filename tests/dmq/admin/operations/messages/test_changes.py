@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.rigs.live_cell import NOW, LiveCell, live_cell
+from support.rigs.commands.live_cell import NOW, LiveCell, live_cell
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.limits import DELIVER_AT_MS_MAX

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.rigs.live_cell import NOW, LiveCell
+from support.rigs.commands.live_cell import NOW, LiveCell
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import Message

@@ -7,9 +7,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.clients.admin_answers import ask
-from support.forges.letters import a_message
-from support.rigs.brokers import TOPIC, EmbeddedRig, every_durable_broker, receive
+from support.clients.embedded.admin_answers import ask
+from support.forges.messages.letters import a_message
+from support.rigs.broker.rig import TOPIC, EmbeddedRig, every_durable_broker, receive
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import pack_id

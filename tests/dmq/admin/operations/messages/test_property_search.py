@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from support.clients.admin_answers import ask
-from support.clients.failing import change
-from support.clients.half import a_half, prepare
-from support.forges.letters import PURGE, REDRIVE, finish
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, receive
+from support.clients.embedded.admin_answers import ask
+from support.clients.embedded.failing import change
+from support.forges.messages.half import a_half, prepare
+from support.forges.messages.letters import PURGE, REDRIVE, finish
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, receive
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.message import Envelope, Message, pack_id

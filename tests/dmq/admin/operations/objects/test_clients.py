@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import Message
-from support.forges.admin_clients import CLIENTS, FixedClients
-from support.rigs.live_cell import LiveCell
+from support.forges.wire.admin_clients import CLIENTS, FixedClients
+from support.rigs.commands.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.rigs.live_cell import LiveCell
+from support.rigs.commands.live_cell import LiveCell
 
 from broker_adapter.contracts.errors import Refused, Rule
 from dmq.admin import admin_v1 as wire

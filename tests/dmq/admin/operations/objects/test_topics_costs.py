@@ -11,11 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.clients.admin_answers import ask, groups_of
-from support.clients.failing import change, pushed, pushed_one
-from support.forges.letters import die_many, page
-from support.rigs.brokers import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
-from support.rigs.stores import GatedEngine
+from support.clients.embedded.admin_answers import ask, groups_of
+from support.clients.embedded.failing import change, pushed, pushed_one
+from support.forges.messages.letters import die_many, page
+from support.rigs.broker.rig import GROUP, EmbeddedRig, an_envelope, every_durable_broker, receive
+from support.rigs.store.rows import GatedEngine
 
 from broker_adapter.contracts.errors import Refused
 from broker_adapter.contracts.topics import retry_topic

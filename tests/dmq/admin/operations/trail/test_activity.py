@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from google.protobuf.message import Message
-from support.models.outbox import read_outbox
-from support.rigs.acl import Key, write_acl
-from support.rigs.brokers import EmbeddedRig, End
-from support.rigs.daemon import Daemon, run_command
-from support.rigs.live_cell import LiveCell
+from support.models.store.outbox import read_outbox
+from support.rigs.broker.rig import EmbeddedRig, End
+from support.rigs.commands.live_cell import LiveCell
+from support.rigs.daemon.acl import Key, write_acl
+from support.rigs.daemon.process import Daemon, run_command
 
 from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import unpack_id

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.clients.admin_answers import ask
-from support.forges.letters import a_message, die
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, every_durable_broker
+from support.clients.embedded.admin_answers import ask
+from support.forges.messages.letters import a_message, die
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, every_durable_broker
 
 from broker_adapter.contracts.errors import Refused
 from dmq.admin import admin_v1 as wire

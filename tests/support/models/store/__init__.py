@@ -1,0 +1,4 @@
+"""Checks of the rows of a store: lag, ledger, properties, outbox, and each batch of the writer.
+
+Imports: ``rigs.store``.
+"""
