@@ -34,22 +34,6 @@ class Host:
         self.keeper.start()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One S3 server for all tests; each test has a prefix of its own."""
-    running = S3Server(tmp_path_factory.mktemp("s3"))
-    yield running
-    running.kill()
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    """A proxy in front of the server, without faults."""
-    running = FaultProxy(server.port)
-    yield running
-    running.refuse()
-
-
 @pytest.fixture
 def start(server: S3Server, proxy: FaultProxy) -> Iterator[Callable[..., Host]]:
     """Start a host, behind the proxy or next to it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
@@ -20,14 +20,6 @@ pytestmark = pytest.mark.contract
 Open = Callable[[], ObjectStore]
 _RACES = 20 * EFFORT
 _WAIT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One S3 server for all tests; each test has a prefix of its own."""
-    running = S3Server(tmp_path_factory.mktemp("s3"))
-    yield running
-    running.kill()
 
 
 @pytest.fixture(params=["directory", "s3"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from uuid import uuid4
@@ -17,22 +16,6 @@ from dmq.replication.objects import ObjectStore, ReplicaRefused, ReplicaUnavaila
 
 pytestmark = pytest.mark.fault
 _WAIT_S = 60.0
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """One S3 server for all tests; each test has a prefix of its own."""
-    running = S3Server(tmp_path_factory.mktemp("s3"))
-    yield running
-    running.kill()
-
-
-@pytest.fixture
-def proxy(server: S3Server) -> Iterator[FaultProxy]:
-    """A proxy in front of the server, without faults."""
-    running = FaultProxy(server.port)
-    yield running
-    running.refuse()
 
 
 @pytest.fixture
