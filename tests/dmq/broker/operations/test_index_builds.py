@@ -13,12 +13,11 @@ from support.clients.embedded.admin_answers import ask
 from support.clients.embedded.failing import change
 from support.forges.messages.half import a_half, prepare
 from support.forges.messages.letters import a_message, die
-from support.forges.store.store_rig import CellRig, checked
+from support.forges.store.store_rig import CellRig, checked, killed_cell, run_cell
 from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, every_durable_broker, receive
 from support.rigs.store.rows import all_rows
 
 from broker_adapter.contracts.errors import BrokerUnavailable
-from broker_adapter.runtime.clock import ManualClock
 from dmq.admin import admin_v1 as wire
 from dmq.broker.operations import index_builds
 from dmq.broker.topics import IndexChange, Topic
@@ -219,67 +218,60 @@ def not_built(engine: RocksEngine, batch: Batch) -> None:
     batch.deletes += [(Family.PROPERTY, key) for key in rows_of(engine, PROPERTY)[:3] + rows_of(engine, BUILT)]
 
 
-async def with_damage(path: Path, damage: Damage) -> None:
-    """A killed store with a built index, and damage to it."""
-    rig = CellRig(path.with_name("before"), ManualClock())
-    await rig.open()
-    await fill(rig)
-    await rig.broker.operator.set_topic(TOPIC, index=COLOR)
-    await rig.broker.index_builds.build()
-    rig.image(path)
-    await rig.close()
+def with_damage(folder: Path, damage: Damage) -> Path:
+    """Return a killed store with a built index, and damage to it."""
+
+    async def build(rig: CellRig) -> None:
+        await fill(rig)
+        await rig.broker.operator.set_topic(TOPIC, index=COLOR)
+        await rig.broker.index_builds.build()
+
+    path = killed_cell(folder, build)
     with closing(RocksEngine(path / "rocksdb")) as engine:
         batch = Batch()
         damage(engine, batch)
         engine.write(batch)
         engine.sync()
+    return path
 
 
 @pytest.mark.parametrize("damage", [short_start, wrong_number, short_built, unknown, lost, not_built])
 def test_damaged_rows_are_built_again(tmp_path: Path, damage: Damage) -> None:
     """The store opens and delivers, and the build leaves an index of all messages; a check finds nothing."""
 
-    async def scenario() -> None:
-        path = tmp_path / "cell"
-        await with_damage(path, damage)
-        rig = CellRig(path, ManualClock())
-        await rig.open()
+    async def scenario(rig: CellRig) -> None:
         assert {each.message_id for each in await receive(rig, group="new")} == {"dead", "again"}
         await rig.broker.index_builds.build()
         assert await found(rig) == PLACES
         rig.check_ledger()
-        await rig.close()
-        assert not checked(path).findings.count
 
-    asyncio.run(scenario())
+    path = with_damage(tmp_path, damage)
+    run_cell(path, scenario)
+    assert not checked(path).findings.count
 
 
 def test_an_unreadable_table_is_built_again(tmp_path: Path) -> None:
     """A wrong checksum of a block of the index; the table is gone, so no compaction meets it."""
+    path = with_damage(tmp_path, lambda *_: None)
+    with closing(RocksEngine(path / "rocksdb")) as engine:
+        engine.reclaim(Family.PROPERTY, [(b"", b"\xff")])
+        assert engine._db is not None
+        (built,) = rows_of(engine, BUILT)
+        (table,) = [each["name"] for each in engine._db.live_files() if each["start_key"] == built]
+    damaged = path / "rocksdb" / table.lstrip("/")
+    content = bytearray(damaged.read_bytes())
+    content[20] ^= 0xFF
+    damaged.write_bytes(content)
+    assert checked(path).findings.count["damage"]
 
-    async def scenario() -> None:
-        path = tmp_path / "cell"
-        await with_damage(path, lambda *_: None)
-        with closing(RocksEngine(path / "rocksdb")) as engine:
-            engine.reclaim(Family.PROPERTY, [(b"", b"\xff")])
-            assert engine._db is not None
-            (built,) = rows_of(engine, BUILT)
-            (table,) = [each["name"] for each in engine._db.live_files() if each["start_key"] == built]
-        damaged = path / "rocksdb" / table.lstrip("/")
-        content = bytearray(damaged.read_bytes())
-        content[20] ^= 0xFF
-        damaged.write_bytes(content)
-        assert checked(path).findings.count["damage"]
-        rig = CellRig(path, ManualClock())
-        await rig.open()
+    async def scenario(rig: CellRig) -> None:
         assert {each.message_id for each in await receive(rig, group="new")} == {"dead", "again"}
         await rig.broker.index_builds.build()
         rig.store.reclaim(Family.PROPERTY, [(b"", b"\xff")])
         assert await found(rig) == PLACES
-        await rig.close()
-        assert not checked(path).findings.count
 
-    asyncio.run(scenario())
+    run_cell(path, scenario)
+    assert not checked(path).findings.count
 
 
 def other_key(engine: RocksEngine, batch: Batch) -> None:
@@ -291,11 +283,7 @@ def other_key(engine: RocksEngine, batch: Batch) -> None:
 def test_a_search_that_meets_a_damaged_row_reports_it(tmp_path: Path) -> None:
     """Messages are delivered; health names the step, the check has a finding, and the next run builds the index."""
 
-    async def scenario() -> None:
-        path = tmp_path / "cell"
-        await with_damage(path, other_key)
-        rig = CellRig(path, ManualClock())
-        await rig.open()
+    async def meet(rig: CellRig) -> None:
         assert {each.message_id for each in await receive(rig, group="new")} == {"dead", "again"}
         await rig.broker.index_builds.build()
         with pytest.raises(BrokerUnavailable):
@@ -303,16 +291,16 @@ def test_a_search_that_meets_a_damaged_row_reports_it(tmp_path: Path) -> None:
         rig.is_whole = False
         assert "restart the daemon" in rig.broker.index_builds.problem()
         assert (DAMAGED, b"") in all_rows(rig.store, Family.PROPERTY)
-        await rig.close()
-        assert "a search met a damaged row" in str(checked(path).findings.first["property"])
-        rig = CellRig(path, ManualClock())
-        await rig.open()
+
+    async def build(rig: CellRig) -> None:
         await rig.broker.index_builds.build()
         assert (await found(rig), rig.broker.index_builds.problem()) == (PLACES, "")
-        await rig.close()
-        assert not checked(path).findings.count
 
-    asyncio.run(scenario())
+    path = with_damage(tmp_path, other_key)
+    run_cell(path, meet)
+    assert "a search met a damaged row" in str(checked(path).findings.first["property"])
+    run_cell(path, build)
+    assert not checked(path).findings.count
 
 
 def of_other_values(engine: RocksEngine, batch: Batch) -> None:
@@ -327,19 +315,15 @@ def of_other_values(engine: RocksEngine, batch: Batch) -> None:
 def test_surplus_rows_lead_to_no_wrong_message(tmp_path: Path) -> None:
     """A search compares the value; a check finds the rows; an index that is added again has none of them."""
 
-    async def scenario() -> None:
-        path = tmp_path / "cell"
-        await with_damage(path, of_other_values)
-        assert checked(path).findings.count["property"]
-        rig = CellRig(path, ManualClock())
-        await rig.open()
+    async def scenario(rig: CellRig) -> None:
         answer = await ask(rig, wire.FindMessagesRequest(topic=TOPIC, property="color", value="blue", limit=1000))
         assert not answer.messages
         await rig.broker.operator.set_topic(TOPIC, index=IndexChange((), ("color",)))
         await rig.broker.operator.set_topic(TOPIC, index=COLOR)
         await rig.broker.index_builds.build()
         assert await found(rig) == PLACES
-        await rig.close()
-        assert not checked(path).findings.count
 
-    asyncio.run(scenario())
+    path = with_damage(tmp_path, of_other_values)
+    assert checked(path).findings.count["property"]
+    run_cell(path, scenario)
+    assert not checked(path).findings.count

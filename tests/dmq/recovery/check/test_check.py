@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from support.forges.messages.letters import REDRIVE, die, die_many, finish, only
 from support.forges.messages.letters import a_message as a_letter
 from support.forges.store.spool_damage import entry_of, opened
 from support.forges.store.spool_damage import put as put_entries
-from support.forges.store.store_rig import READY, CellRig, checked, files_of, fill
+from support.forges.store.store_rig import READY, CellRig, checked, files_of, fill, killed_cell
 from support.rigs.broker.rig import receive
 from support.rigs.commands.fake_admin_client import run_dmq as run
 from support.rigs.store.rows import all_rows, put_batch
@@ -40,18 +39,11 @@ Plant = Callable[[RocksEngine], Batch]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("whole")
-
-    async def make() -> Path:
-        rig = CellRig(root / "cell")
-        await rig.open()
+    async def make(rig: CellRig) -> None:
         await fill(rig)
         rig.to_tables()
-        made = rig.image(root / "whole")
-        await rig.close()
-        return made
 
-    return asyncio.run(make())
+    return killed_cell(tmp_path_factory.mktemp("whole"), make)
 
 
 def first(engine: RocksEngine, family: Family, start: bytes = b"", at: int = 0) -> tuple[bytes, bytes]:
@@ -174,9 +166,7 @@ def test_a_whole_store_has_nothing(whole: Path, tmp_path: Path) -> None:
 def test_redriven_and_removed_counts_match(tmp_path: Path) -> None:
     """Messages in a group's lane, letters of a group that is gone, a dead-letter queue that went with its group."""
 
-    async def make() -> Path:
-        rig = CellRig(tmp_path / "cell")
-        await rig.open()
+    async def make(rig: CellRig) -> None:
         await die_many(rig, 3)
         await finish(rig, replace(REDRIVE, filter=only("m-0", "m-1")))
         for each in await receive(rig, batch_max=1, renew_for="client-1"):
@@ -185,11 +175,8 @@ def test_redriven_and_removed_counts_match(tmp_path: Path) -> None:
         await rig.broker.operator.remove_group("goes", is_forced=True)
         await die(rig, a_letter("m-4", topic="fourth"), group="goes-whole")
         await rig.broker.operator.remove_group("goes-whole", is_forced=True, with_dead_letters=True)
-        made = rig.image(tmp_path / "made")
-        await rig.close()
-        return made
 
-    found = checked(asyncio.run(make())).findings
+    found = checked(killed_cell(tmp_path, make)).findings
     assert not found.count, found.first
 
 

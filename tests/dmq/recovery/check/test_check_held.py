@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
-from support.forges.store.store_rig import CellRig, checked, held
+from support.forges.store.store_rig import CellRig, checked, held, killed_cell, run_cell
 from support.rigs.broker.rig import TOPIC, an_envelope
 
 from broker_adapter.runtime.clock import ManualClock
@@ -26,11 +25,7 @@ COUNT = 5
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("held")
-
-    async def make() -> Path:
-        rig = CellRig(root / "cell")
-        await rig.open()
+    async def make(rig: CellRig) -> None:
         due_ms = rig.clock.now_ms() + 1_000
         await rig.broker.send([an_envelope(f"m-{number}", deliver_at_ms=due_ms) for number in range(COUNT)])
         await rig.broker.send([an_envelope("later", deliver_at_ms=due_ms + 3_600_000)])
@@ -38,11 +33,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rig.clock.advance(60_000)
         await rig.settle()
         assert sum(rig.store.held().values()) == COUNT
-        path = rig.image(root / "made")
-        await rig.close()
-        return path
 
-    return asyncio.run(make())
+    return killed_cell(tmp_path_factory.mktemp("held"), make)
 
 
 def test_a_store_that_holds_passes_its_check(made: Path) -> None:
@@ -77,11 +69,10 @@ def test_a_restored_store_continues(made: Path, tmp_path: Path) -> None:
     """It is paused as it was, and delivers what it holds once it is resumed."""
     path = Path(shutil.copytree(made, tmp_path / "store"))
 
-    async def go_on() -> None:
-        clock = ManualClock()
-        clock.advance(120_000)
-        rig = CellRig(path, clock)
-        await rig.open()
+    clock = ManualClock()
+    clock.advance(120_000)
+
+    async def resume(rig: CellRig) -> None:
         await rig.settle()
         assert sum(rig.store.held().values()) == COUNT
         await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=False))
@@ -89,9 +80,8 @@ def test_a_restored_store_continues(made: Path, tmp_path: Path) -> None:
             rig.clock.advance(100)
             await rig.settle()
         assert not rig.store.held()
-        await rig.close()
 
-    asyncio.run(go_on())
+    run_cell(path, resume, clock)
     assert len(held(path).queued) == COUNT
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.forges.messages.own_keys import keyed, waiting_under_keys
-from support.forges.store.store_rig import CellRig, checked
+from support.forges.store.store_rig import CellRig, checked, killed_cell, run_cell
 from support.rigs.broker.rig import TOPIC, ids, receive
 from support.rigs.store.rows import all_rows
 
@@ -33,20 +32,14 @@ Damage = Callable[[RocksEngine, Batch], None]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A killed store: a pending message under each of two keys, a replaced one, and a cancelled one under a third."""
-    root = tmp_path_factory.mktemp("keys")
 
-    async def make() -> Path:
-        rig = CellRig(root / "cell", ManualClock(NOW))
-        await rig.open()
+    async def make(rig: CellRig) -> None:
         at_ms = rig.clock.now_ms() + 1_000
         sent = ("a", "x"), ("b", "x"), ("c", "y"), ("e", "z")
         await rig.broker.send([keyed(each, at_ms, key=key) for each, key in sent])
         await rig.broker.delayed.cancel(TOPIC, [Meant(pack_id("e"))])
-        made = rig.image(root / "whole")
-        await rig.close()
-        return made
 
-    return asyncio.run(make())
+    return killed_cell(tmp_path_factory.mktemp("keys"), make, ManualClock(NOW))
 
 
 def without_rows(_: RocksEngine, batch: Batch) -> None:
@@ -114,9 +107,7 @@ def test_a_salvage_rebuilds_the_keys(whole: Path, tmp_path: Path, damage: Damage
     salvaged = salvage_store(damaged(whole, tmp_path / "store", damage), target, ManualClock(NOW), lambda _: None)
     assert not salvaged.checked.findings.count
 
-    async def look() -> None:
-        rig = CellRig(target, ManualClock(NOW))
-        await rig.open()
+    async def look(rig: CellRig) -> None:
         assert sorted(waiting_under_keys(rig.store).values()) == list(keyed_ids)
         await rig.broker.send([keyed("d", NOW + 1_000, key="y")])
         rig.clock.advance(1_000)
@@ -125,9 +116,8 @@ def test_a_salvage_rebuilds_the_keys(whole: Path, tmp_path: Path, damage: Damage
         assert came == {*keyed_ids, "d"} - {"c"} | ({"b"} if damage is twice else set())
         assert waiting_under_keys(rig.store) == {}
         assert not rig.failures
-        await rig.close()
 
-    asyncio.run(look())
+    run_cell(target, look, ManualClock(NOW))
 
 
 def test_a_salvage_forgets_the_last_holder_of_a_key(whole: Path, tmp_path: Path) -> None:
@@ -135,15 +125,12 @@ def test_a_salvage_forgets_the_last_holder_of_a_key(whole: Path, tmp_path: Path)
     target = tmp_path / "new"
     salvage_store(damaged(whole, tmp_path / "store", None), target, ManualClock(NOW), lambda _: None)
 
-    async def outcomes(path: Path) -> list[tuple[bytes, ChangeOutcome]]:
-        rig = CellRig(path, ManualClock(NOW))
-        await rig.open()
+    async def outcomes(rig: CellRig) -> list[tuple[bytes, ChangeOutcome]]:
         delayed = rig.broker.delayed
         ((message_id, (by_key, _)),) = await delayed.by_key(TOPIC, ["z"], lambda meant: delayed.cancel(TOPIC, meant))
         ((by_id, _),) = await delayed.cancel(TOPIC, [Meant(pack_id("e"))])
-        await rig.close()
         return [(message_id, by_key), (pack_id("e"), by_id)]
 
     e = pack_id("e")
-    assert asyncio.run(outcomes(target)) == [(b"", ChangeOutcome.UNKNOWN), (e, ChangeOutcome.CANCELLED)]
-    assert asyncio.run(outcomes(tmp_path / "store")) == [(e, ChangeOutcome.CANCELLED)] * 2
+    assert run_cell(target, outcomes, ManualClock(NOW)) == [(b"", ChangeOutcome.UNKNOWN), (e, ChangeOutcome.CANCELLED)]
+    assert run_cell(tmp_path / "store", outcomes, ManualClock(NOW)) == [(e, ChangeOutcome.CANCELLED)] * 2

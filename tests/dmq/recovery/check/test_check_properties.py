@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -12,7 +11,7 @@ import pytest
 from support.clients.embedded.failing import change
 from support.forges.messages.half import a_half, prepare
 from support.forges.messages.letters import a_message
-from support.forges.store.store_rig import CellRig, checked
+from support.forges.store.store_rig import CellRig, checked, killed_cell, run_cell
 from support.models.store.properties import assert_properties
 from support.rigs.broker.rig import GROUP, TOPIC, receive
 from support.rigs.store.rows import all_rows
@@ -34,11 +33,8 @@ Damage = Callable[[RocksEngine, Batch], None]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A killed store with an indexed message at each kind of place, and some from before the index."""
-    root = tmp_path_factory.mktemp("properties")
 
-    async def make() -> Path:
-        rig = CellRig(root / "cell", ManualClock(NOW))
-        await rig.open()
+    async def make(rig: CellRig) -> None:
         await rig.broker.send([a_message("before"), a_message("before-late", deliver_at_ms=NOW + 60_000)])
         await rig.broker.operator.set_topic(TOPIC, index=IndexChange(("color",)))
         await rig.broker.send([a_message("late", deliver_at_ms=NOW + 60_000), a_message("ready")])
@@ -49,11 +45,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
             else:
                 await change(rig, delivery)  # a failure: a pending retry
         assert_properties(rig.store)
-        made = rig.image(root / "whole")
-        await rig.close()
-        return made
 
-    return asyncio.run(make())
+    return killed_cell(tmp_path_factory.mktemp("properties"), make, ManualClock(NOW))
 
 
 def rows_of(engine: RocksEngine, family: Family, start: bytes) -> list[bytes]:
@@ -138,16 +131,13 @@ def test_a_store_without_the_family_is_checked_and_opened(whole: Path, tmp_path:
     make_format_6(path / "rocksdb")
     assert not checked(path).findings.count
 
-    async def use() -> None:
-        rig = CellRig(path, ManualClock(NOW))
-        await rig.open()
+    async def use(rig: CellRig) -> None:
         await rig.broker.operator.set_topic(TOPIC, index=IndexChange(("color",)))
         await rig.broker.send([a_message("new")])
         assert len(all_rows(rig.store, Family.PROPERTY)) == 2
         assert_properties(rig.store)
-        await rig.close()
 
-    asyncio.run(use())
+    run_cell(path, use, ManualClock(NOW))
     assert not checked(path).findings.count
 
 

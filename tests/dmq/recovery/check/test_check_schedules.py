@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.forges.messages.schedules import add, check_rows, occurrences, tick
-from support.forges.store.store_rig import CellRig, checked, lost_lines
+from support.forges.store.store_rig import CellRig, checked, killed_cell, lost_lines, run_cell
 from support.rigs.broker.rig import TOPIC
 from support.rigs.store.rows import all_rows
 
@@ -28,21 +27,15 @@ NOW = 1_700_000_000_000
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A killed store with a schedule that waits, one that is paused and one that has ended."""
-    root = tmp_path_factory.mktemp("schedules")
 
-    async def make() -> Path:
-        rig = CellRig(root / "cell")
-        await rig.open()
+    async def make(rig: CellRig) -> None:
         await add(rig, "waits")
         await add(rig, "paused", message_group="g")
         await add(rig, "ended", count=1)
         await tick(rig, 3)
         await rig.broker.schedules.pause("paused")
-        made = rig.image(root / "whole")
-        await rig.close()
-        return made
 
-    return asyncio.run(make())
+    return killed_cell(tmp_path_factory.mktemp("schedules"), make)
 
 
 def damaged(whole: Path, target: Path, *gone: bytes) -> Path:
@@ -98,9 +91,7 @@ def test_a_salvage_saves_sound_rows(whole: Path, tmp_path: Path, gone: tuple[byt
     lost = [line for line in lost_lines(target) if line["kind"] == "schedule"]
     assert [line["name"] for line in lost] == (["waits"] if gone else [])
 
-    async def look() -> None:
-        rig = CellRig(target, ManualClock(NOW + 3_000))
-        await rig.open()
+    async def look(rig: CellRig) -> None:
         phases = {"paused": Phase.PAUSED, "ended": Phase.ENDED}
         if not gone:
             phases["waits"] = Phase.WAITING
@@ -114,6 +105,5 @@ def test_a_salvage_saves_sound_rows(whole: Path, tmp_path: Path, gone: tuple[byt
         numbers = [number for number, _ in occurrences(rig, "waits", TOPIC)]
         assert numbers == ([1, 2, 3, 4, 5] if "waits" in phases else [1, 2, 3])
         assert not rig.failures
-        await rig.close()
 
-    asyncio.run(look())
+    run_cell(target, look, ManualClock(NOW + 3_000))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import shutil
@@ -27,6 +26,7 @@ from support.forges.store.store_rig import (
     flip_in,
     held,
     lost_lines,
+    run_cell,
 )
 from support.rigs.broker.rig import TOPIC, ack, receive
 from support.rigs.commands.fake_admin_client import run_dmq
@@ -66,17 +66,14 @@ class Made(NamedTuple):
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     root = tmp_path_factory.mktemp("stores")
 
-    async def make() -> Made:
-        rig = CellRig(root / "cell")
-        await rig.open()
+    async def make(rig: CellRig) -> Made:
         unfinished = await fill(rig)
         log = rig.image(root / "log")
         rig.to_tables()
         tables = rig.image(root / "tables")
-        await rig.close()
         return Made(tables, log, held(tables), unfinished, rig.clock.now_ms())
 
-    return asyncio.run(make())
+    return run_cell(root / "cell", make)
 
 
 def copied(image: Path, tmp_path: Path) -> Path:
@@ -100,36 +97,26 @@ def saved(made: Made, damaged: Path, *, whole: bool = False) -> tuple[Salvaged, 
 def drained(path: Path, now_ms: int) -> set[str]:
     """What a group that knew the store before gets from it now, in order and acknowledged."""
 
-    async def drain() -> set[str]:
-        rig = CellRig(path, ManualClock(now_ms))
-        await rig.open()
-        try:
-            got: set[str] = set()
-            while deliveries := await receive(rig, batch_max=32):
-                assert not any(await ack(rig, *deliveries))
-                got |= {each.message_id for each in deliveries}
-            return got
-        finally:
-            await rig.close()
+    async def drain(rig: CellRig) -> set[str]:
+        got: set[str] = set()
+        while deliveries := await receive(rig, batch_max=32):
+            assert not any(await ack(rig, *deliveries))
+            got |= {each.message_id for each in deliveries}
+        return got
 
-    return asyncio.run(drain())
+    return run_cell(path, drain, ManualClock(now_ms))
 
 
 def pulled_next(path: Path, now_ms: int) -> str:
     """The message that a group which pulls comes to next."""
 
-    async def pull() -> str:
-        rig = CellRig(path, ManualClock(now_ms))
-        await rig.open()
-        try:
-            at = await rig.broker.pulls.committed_offset(PULLERS, TOPIC, 0)
-            assert at is not None
-            found = await rig.broker.pulls.pull(Subscription(TOPIC, 0), at, batch_max=1, wait_ms=0)
-            return found.messages[0].message_id
-        finally:
-            await rig.close()
+    async def pull(rig: CellRig) -> str:
+        at = await rig.broker.pulls.committed_offset(PULLERS, TOPIC, 0)
+        assert at is not None
+        found = await rig.broker.pulls.pull(Subscription(TOPIC, 0), at, batch_max=1, wait_ms=0)
+        return found.messages[0].message_id
 
-    return asyncio.run(pull())
+    return run_cell(path, pull, ManualClock(now_ms))
 
 
 def tables_of(path: Path) -> Iterator[Path]:
@@ -278,13 +265,10 @@ def test_invalid_input_is_refused(made: Made, tmp_path: Path) -> None:
     with pytest.raises(StoreCorrupt):
         salvage_store(taken, tmp_path / "new", clock, quiet)
 
-    async def in_use() -> None:
-        rig = CellRig(tmp_path / "cell")
-        await rig.open()
+    async def in_use(rig: CellRig) -> None:
         with pytest.raises(StoreLocked):
             salvage_store(rig.path, tmp_path / "new", clock, quiet)
-        await rig.close()
 
-    asyncio.run(in_use())
+    run_cell(tmp_path / "cell", in_use)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cell", "taken"]
     assert [path.name for path in taken.iterdir()] == ["file"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from support.clients.embedded.failing import change
 from support.forges.messages.half import a_half, prepare
@@ -34,6 +36,7 @@ from dmq.trail.snapshots.layout import open_quiet
 HOUR_MS = 3_600_000
 READY, DELAYED = 240, 120
 PULLERS, COMMITTED = "pullers", 50  # a group that pulls, and where it is in the first queue
+_T = TypeVar("_T")
 PAYLOAD_BYTES = 600  # so that a family has several blocks
 
 
@@ -68,6 +71,32 @@ class CellRig(EmbeddedRig):
         shutil.copyfile(self.path / "CELL", target / "CELL")
         copy_at_rest(self.path / "rocksdb", target / "rocksdb")
         return target
+
+
+def run_cell(path: Path, scenario: Callable[[CellRig], Awaitable[_T]], clock: ManualClock | None = None) -> _T:
+    """Run a scenario on the broker of a cell, close the broker, and return the scenario's result."""
+
+    async def run() -> _T:
+        rig = CellRig(path, clock)
+        await rig.open()
+        try:
+            return await scenario(rig)
+        finally:
+            await rig.close()
+
+    return asyncio.run(run())
+
+
+def killed_cell(
+    folder: Path, scenario: Callable[[CellRig], Awaitable[object]], clock: ManualClock | None = None
+) -> Path:
+    """Run a scenario on a new cell in ``folder``; return the directory as a SIGKILL after it leaves it."""
+
+    async def run(rig: CellRig) -> Path:
+        await scenario(rig)
+        return rig.image(folder / "whole")
+
+    return run_cell(folder / "cell", run, clock)
 
 
 def payload_of(message_id: str) -> bytes:
