@@ -65,7 +65,7 @@ class ForgedCell:
         self.writer = CellWriter(trail, name, role=role, rows_per_file=shape.rows_per_file)
         self.sequence, self.boot, self.now_ms, self.entries = 0, 0, shape.start_ms, 0
         self.end_ms = shape.start_ms + shape.span_ms + shape.rest_ms
-        self.first_at_ms, self.last_at_ms, self.kills = shape.start_ms, shape.start_ms, 0
+        self.last_at_ms, self.kills = shape.start_ms, 0
         self.snapshots: list[Snapshot] = []
         self._actions: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0

@@ -144,12 +144,6 @@ class AtTerminal:
             assert self._news.wait_for(is_wanted, PATIENCE_S), self.written
         return found
 
-    def until_written(self, text: str) -> str:
-        """Wait until the output has the text, and return all output."""
-        with self._news:
-            assert self._news.wait_for(lambda: text in self.written, PATIENCE_S), self.written
-        return self.written
-
     def press(self, keys: str) -> None:
         """Type keys; ``\x03`` is Ctrl-C."""
         os.write(self._ours, keys.encode())
