@@ -8,7 +8,6 @@ no longer does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -19,7 +18,7 @@ from support.clients.official.client import LANGUAGES, NEWEST, VERSIONS, Languag
 from support.clients.official.client_bench import PREFIXES
 from support.clients.official.client_suite import Orphaned, let_die, let_expire, let_fail, slow_names
 from support.clients.official.scenarios import Scenarios, push_in_groups, seen
-from support.clients.official.traffic import GROUPS, TOPIC, Outage, Restarts, Traffic
+from support.clients.official.traffic import GROUPS, TOPIC, Outage, Restarts, at_work
 from support.effort import EFFORT, at_length
 from support.rigs.daemon.process import Daemon
 from support.rigs.rocketmq.cluster import cluster
@@ -250,15 +249,7 @@ def restarts(front: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for node in running.nodes:
             running.start(node)
 
-    with ExitStack() as stack:
-        traffics = {}
-        for language in filter(can_run, LASTING):
-            home = tmp_path_factory.mktemp(language.name)
-            process = stack.enter_context(OfficialClient(language, home, front.address))
-            traffics[language.name] = Traffic(process, patience_s=WITHIN_S)
-        for traffic in traffics.values():
-            stack.enter_context(traffic.running())
-        restarts = Restarts(traffics)
+    with at_work(LASTING, front.address, tmp_path_factory, patience_s=WITHIN_S) as restarts:
         outages = [Outage("a kill of the daemon", front.kill, front.restart)]
         if EFFORT > 1:
             outages.append(Outage("a kill of the cluster", kill, start))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import psutil
 import pytest
-from support.clients.official.client import Language, OfficialClient, can_run, require, those_with
-from support.clients.official.traffic import Outage, Restarts, Traffic
+from support.clients.official.client import Language, require, those_with
+from support.clients.official.traffic import Outage, Restarts, at_work
 from support.rigs.daemon.fronts import serving, until, until_gone, with_fronts
 from support.rigs.daemon.process import Daemon
 
@@ -38,15 +37,7 @@ def outages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
             until_gone(stopped)
             await_two()
 
-        with ExitStack() as stack:
-            traffics = {}
-            for language in filter(can_run, _LANGUAGES):
-                home = tmp_path_factory.mktemp(language.name)
-                process = stack.enter_context(OfficialClient(language, home, daemon.address))
-                traffics[language.name] = Traffic(process)
-            for traffic in traffics.values():
-                stack.enter_context(traffic.running())
-            outages = Restarts(traffics)
+        with at_work(_LANGUAGES, daemon.address, tmp_path_factory) as outages:
             outages.run(
                 Outage("the death of one", lambda: kill(1), await_two, is_noticed=False),
                 Outage("the death of all", lambda: kill(2), await_two, is_noticed=False),

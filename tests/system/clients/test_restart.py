@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,10 @@ from support.clients.official.client import (
     ClientError,
     Language,
     OfficialClient,
-    can_run,
     require,
     those_with,
 )
-from support.clients.official.traffic import RECOVERY_S_MAX, Outage, Restarts, Traffic
+from support.clients.official.traffic import RECOVERY_S_MAX, Outage, Restarts, at_work
 from support.effort import at_length
 from support.rigs.daemon.process import Daemon
 
@@ -38,15 +36,7 @@ _RESTARTABLE = those_with("restart")
 def restarts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarts]:
     languages: tuple[Language, ...] = request.param
     with Daemon(tmp_path_factory.mktemp("daemon") / "data") as daemon:
-        with ExitStack() as stack:
-            traffics = {}
-            for language in filter(can_run, languages):
-                home = tmp_path_factory.mktemp(language.name)
-                process = stack.enter_context(OfficialClient(language, home, daemon.address))
-                traffics[language.name] = Traffic(process)
-            for traffic in traffics.values():
-                stack.enter_context(traffic.running())
-            restarts = Restarts(traffics)
+        with at_work(languages, daemon.address, tmp_path_factory) as restarts:
             restarts.run(Outage("a stop", daemon.stop, daemon.restart), Outage("a kill", daemon.kill, daemon.restart))
         yield restarts
         daemon.stop()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
-from support.clients.official.client import ANSWER_S_MAX, ClientError, OfficialClient
+import pytest
+from support.clients.official.client import ANSWER_S_MAX, ClientError, Language, OfficialClient, can_run
 
 RECOVERY_S_MAX = 30.0
 TOPIC, GROUPS = "restarted", ("simple", "push")  # of each language's topic the name begins so
@@ -170,3 +171,18 @@ class Restarts:
         self.failed |= failed
         self._going = {name: traffic for name, traffic in self._going.items() if name not in failed}
         return {name: each.result() for name, each in begun.items() if name not in failed}
+
+
+@contextmanager
+def at_work(
+    languages: Sequence[Language], address: str, folders: pytest.TempPathFactory, patience_s: float = RECOVERY_S_MAX
+) -> Iterator[Restarts]:
+    """Run the traffic of all clients that this machine has; yield the restarts that they go through."""
+    with ExitStack() as stack:
+        traffics = {}
+        for language in filter(can_run, languages):
+            process = stack.enter_context(OfficialClient(language, folders.mktemp(language.name), address))
+            traffics[language.name] = Traffic(process, patience_s=patience_s)
+        for traffic in traffics.values():
+            stack.enter_context(traffic.running())
+        yield Restarts(traffics)
