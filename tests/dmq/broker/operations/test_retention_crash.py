@@ -10,19 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.forges.messages.letters import Break, BreakingRig, play_history
+from support.forges.messages.letters import Break, BreakingRig, broke, play_history
 from support.models.store.outbox import TrailEvent, read_outbox
 from support.rigs.broker.rig import TOPIC, End, ack, ids, receive, send
 from support.rigs.store.rows import all_rows
 
-from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import unpack_id
 from dmq.broker.operations.admin import BEGIN
 from dmq.broker.topics.settings import KeepChange
-from dmq.errors import StoreError
 from dmq.store.schema.keys import Family, queue_offset_of
 from dmq.trail.events import EventKind
 
@@ -68,13 +66,7 @@ class Play:
             # A step may write nothing; and a procedure that broke goes on by itself, who knows when.
             is_far = step.what == "reset" or step.where is None
             self.rig.engine.break_at(step.where or Break.AFTER_SYNC, commits_before=10**9 if is_far else 0)
-            try:
-                await self._do(step)
-            except (BrokerUnavailable, StoreError):
-                assert self.rig.store.failure is not None
-            if self.rig.store.failure is not None:
-                event(f"broke in {step.what}")
-                await self.rig.restart(step.end)
+            await broke(self.rig, self._do(step), step.what, step.end)
             self._look()
         await self.rig.restart(End.KILL)
         await self._read_all()

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.forges.messages.letters import Break, BreakingRig, play_history, told
+from support.forges.messages.letters import Break, BreakingRig, broke, play_history, told
 from support.forges.messages.schedules import check_rows, occurrences, wanted
 from support.rigs.broker.rig import TOPIC, End
 from support.rigs.store.rows import counted, recount
 
-from broker_adapter.contracts.errors import BrokerUnavailable, Refused
-from dmq.errors import StoreError
+from broker_adapter.contracts.errors import Refused
 from dmq.store.schema.keys import recurring_scope
 from dmq.store.schema.messages.recurring import CatchUp, Phase
 from dmq.trail.events import EventKind
@@ -80,13 +79,7 @@ class Play:
         for step in steps:
             if step.where is not None:
                 self.rig.engine.break_at(step.where, commits_before=step.commits_before)
-            try:
-                await self._do(step)
-            except (BrokerUnavailable, StoreError):
-                assert self.rig.store.failure is not None
-            if self.rig.store.failure is not None:
-                event(f"broke in {step.what}")
-                await self.rig.restart(step.end)
+            await broke(self.rig, self._do(step), step.what, step.end)
             self._look()
         await self.rig.restart(End.KILL)
         await self._drain()

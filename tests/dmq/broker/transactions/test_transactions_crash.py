@@ -11,18 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.effort import EFFORT
-from support.forges.messages.letters import Break, BreakingRig, play_history, queued, told
+from support.forges.messages.letters import Break, BreakingRig, broke, play_history, queued, told
 from support.rigs.broker.rig import TOPIC, End, an_envelope
 from support.rigs.store.rows import counted, half_bodies, recount, waiting_rows
 
-from broker_adapter.contracts.errors import BrokerUnavailable, Refused, Rule
+from broker_adapter.contracts.errors import Refused, Rule
 from broker_adapter.contracts.message import pack_id, unpack_id
 from broker_adapter.contracts.transactions import Check, Half
 from dmq.broker.transactions.transaction_checks import GIVEN_UP_GROUP, CheckOptions
-from dmq.errors import StoreError
 from dmq.store.schema.keys import half_scope
 from dmq.store.schema.messages.record import DELAYED_KINDS, EntryKind, decode_waiting, is_half
 from dmq.trail.events import EventKind
@@ -88,13 +87,7 @@ class Play:
         for step in steps:
             if step.where is not None:
                 self.rig.engine.break_at(step.where, commits_before=step.commits_before)
-            try:
-                await self._do(step)
-            except (BrokerUnavailable, StoreError):
-                assert self.rig.store.failure is not None
-            if self.rig.store.failure is not None:
-                event(f"broke in {step.what}")
-                await self.rig.restart(step.end)
+            if await broke(self.rig, self._do(step), step.what, step.end):
                 self.begin()
         await self.rig.restart(End.KILL)
         self.begin()

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from hypothesis import event
 from support.clients.embedded.admin_answers import ask
 from support.clients.embedded.failing import change, pushed
 from support.models.store.outbox import read_outbox
 from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, Rig, play, receive, until
 from support.rigs.store.rows import GatedEngine, all_rows
 
+from broker_adapter.contracts.errors import BrokerUnavailable
 from broker_adapter.contracts.message import Envelope, Message
 from broker_adapter.contracts.topics import dead_letter_topic
 from broker_adapter.runtime.clock import ManualClock
@@ -28,7 +30,7 @@ from dmq.admin.requests.mapping import wire_policy
 from dmq.broker.failures.waiting_retries import RetryOutcomes, WaitingRetry
 from dmq.broker.operations import dead_letters as dead_letters_module
 from dmq.broker.operations.dead_letters import Letter, Page
-from dmq.errors import StoreFailed
+from dmq.errors import StoreError, StoreFailed
 from dmq.store.engines.engine import Batch, Engine
 from dmq.store.schema.keys import Family, pack_queue_key, queue_offset_of
 from dmq.store.schema.messages.record import QueuedMessage, decode_queued
@@ -364,6 +366,19 @@ class BreakingRig(EmbeddedRig):
     def _wrapped(self, engine: Engine) -> Engine:
         self.engine = BreakingEngine(engine)
         return self.engine
+
+
+async def broke(rig: BreakingRig, step: Awaitable[None], name: str, end: End) -> bool:
+    """Await a step of a history; if the store broke in it, end the run, start the next one, and return True."""
+    try:
+        await step
+    except (BrokerUnavailable, StoreError):
+        assert rig.store.failure is not None
+    if rig.store.failure is None:
+        return False
+    event(f"broke in {name}")
+    await rig.restart(end)
+    return True
 
 
 def play_history(scenario: Callable[[BreakingRig], Awaitable[None]], *, on_disk: bool) -> None:
