@@ -10,7 +10,7 @@ from random import Random
 import pytest
 from support.effort import EFFORT, SEED
 from support.models.progress_check import assert_progress
-from support.rigs.brokers import GROUP, TOPIC, EmbeddedRig, End, an_envelope, play, receive, until
+from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, an_envelope, play, receive, until
 from support.rigs.moving_clock import MovingClock
 
 from broker_adapter.contracts.errors import Refused
