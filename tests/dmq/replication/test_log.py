@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.rigs.replica.objects import Fault, MemoryObjects
+from support.rigs.store.rows import copy_at_rest
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.errors import ReplicaDamaged, ReplicaFenced, ReplicaForeign, StoreError, StoreFailed
@@ -86,7 +87,7 @@ class Killed:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.copy = path.with_name(f"{path.name}-killed")
-        shutil.copytree(path / "rocksdb", self.copy)
+        copy_at_rest(path / "rocksdb", self.copy)
 
     def restart(self) -> None:
         """Replace the database of the closed store by that of the moment."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.rigs.replica.objects import Fault, MemoryObjects
+from support.rigs.store.rows import copy_at_rest
 
 from broker_adapter.runtime.clock import ManualClock, SystemClock
 from dmq.errors import FormatUnsupported, ReplicaDamaged, ReplicaForeign, StartRefused, StoreError
@@ -164,7 +165,7 @@ def replace_primary(tmp_path: Path, objects: MemoryObjects) -> Store:
     """Kill an asynchronous primary that answered a batch and did not send it; return its successor's store, with 2."""
     first = open_with(tmp_path / "first", objects, is_sync=False)
     put(first, b"answered, not sent")
-    shutil.copytree(tmp_path / "first" / "rocksdb", tmp_path / "killed")
+    copy_at_rest(tmp_path / "first" / "rocksdb", tmp_path / "killed")
     sent = dict(objects.rows)
     first.close()
     objects.rows = sent

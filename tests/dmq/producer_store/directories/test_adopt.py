@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.rigs.producer.spool import PATIENCE_S, QUIET, an_entry, copy_of_live, recount
+from support.rigs.producer.spool import PATIENCE_S, QUIET, an_entry, recount
 from support.rigs.producer.spool_driver import adopt_in_steps, command, lines, numbers, run, take_all
+from support.rigs.store.rows import copy_at_rest
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories import adopt
@@ -155,7 +156,7 @@ def test_a_kill_at_any_step_of_an_adoption_repeats_and_loses_nothing(both: Path,
 
     def copy() -> None:
         copies.append(tmp_path / f"step-{len(copies)}")
-        copy_of_live(both, copies[-1])
+        copy_at_rest(both, copies[-1])
 
     with Spool(both, options=QUIET) as spool:
         assert spool.path.name == "spool-0"

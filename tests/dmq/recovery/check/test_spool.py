@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.forges.store.spool_damage import LATE_MS, entry_of, opened, put, take
+from support.rigs.store.rows import copy_at_rest
 
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.bounds import store_options
@@ -99,6 +100,6 @@ def test_each_rule_is_checked(made: Path, tmp_path: Path, what: str) -> None:
     tamper, said = TAMPERS[what]
     store = Store.open(directory, SystemClock(), store_options())
     store.commit(tamper(store))
-    killed = Path(shutil.copytree(directory, tmp_path / "killed"))  # the end of a closed one is checked at its opening
+    killed = copy_at_rest(directory, tmp_path / "killed")  # the end of a closed one is checked at its opening
     store.close()
     assert [finding for finding in findings_of(killed) if said in finding], findings_of(killed)

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from support.rigs.store.rows import copy_at_rest
+
 from broker_adapter.runtime.clock import SystemClock
 from dmq.producer_store.directories.copies import directories_of
 from dmq.producer_store.spool import Spool, SpoolOptions
@@ -60,8 +62,7 @@ def opened(root: Path, ahead_ms: int = 0) -> Spool:
 
 def image(spool: Spool, to: Path) -> Path:
     """The directory as a SIGKILL would leave it now, alone under another root."""
-    to.mkdir()
-    return Path(shutil.copytree(spool.path, to / spool.path.name))
+    return copy_at_rest(spool.path, to / spool.path.name)
 
 
 def flip(path: Path, at: int, mask: int = 0x10) -> None:

@@ -6,13 +6,13 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
 
 from support.rigs.broker.rig import End
-from support.rigs.store.rows import all_rows
+from support.rigs.store.rows import all_rows, copy_at_rest
 
 from broker_adapter.runtime.clock import Clock, ManualClock
 from dmq.producer_store import spool
@@ -126,7 +126,7 @@ class SpoolRig:
             self._runs += 1
             if self._on_disk:
                 assert end is End.KILL, "tests cannot take the page cache away"
-                copy_of_live(before, self._path / f"run-{self._runs}")
+                copy_at_rest(before, self._path / f"run-{self._runs}")
                 self.spool.close()
             else:
                 left = self._left(end)
@@ -175,19 +175,3 @@ def small_parts() -> Iterator[None]:
         patch("dmq.producer_store.directories.running.REOPEN_S", (0.0,)),
     ):
         yield
-
-
-def copy_of_live(source: Path, target: Path) -> None:
-    """Copy a root whose spools are open as SIGKILL would leave it; try again if RocksDB tidied up meanwhile."""
-
-    def listing() -> set[tuple[str, int]]:
-        return {(str(each), each.stat().st_size) for each in source.rglob("*") if each.is_file() and each.name != "LOG"}
-
-    for _ in range(100):
-        with suppress(OSError):
-            before = listing()
-            shutil.copytree(source, target)
-            if listing() == before:
-                return
-        shutil.rmtree(target, ignore_errors=True)
-    raise AssertionError(f"{source} never rests")

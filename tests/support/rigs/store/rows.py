@@ -179,17 +179,20 @@ class GatedEngine:
         self.inner.close()
 
 
-def copy_at_rest(source: Path, target: Path) -> None:
-    """Copy an open database as SIGKILL would leave it; try again if RocksDB tidied up meanwhile."""
+def copy_at_rest(source: Path, target: Path) -> Path:
+    """Copy a directory with open databases as SIGKILL would leave it; try again if RocksDB deleted files meanwhile.
+
+    Return ``target``.
+    """
 
     def listing() -> set[tuple[str, int]]:
-        return {(each.name, each.stat().st_size) for each in source.iterdir() if each.name != "LOG"}
+        return {(str(each), each.stat().st_size) for each in source.rglob("*") if each.is_file() and each.name != "LOG"}
 
     for _ in range(100):
         with suppress(OSError):  # shutil.Error too: a file went away
             before = listing()
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("LOCK"))
+            shutil.copytree(source, target)
             if listing() == before:
-                return
+                return target
         shutil.rmtree(target, ignore_errors=True)
     raise AssertionError(f"{source} never rests")
