@@ -383,7 +383,12 @@ class MemberLeases:
 
     async def _put_off(self, held: HeldDelivery) -> None:
         unfailed = replace(held.received, attempts_failed=held.received.attempts_failed - 1)  # ``put`` adds one
-        if await self._for.failures.put(unfailed, _UNWANTED_LEVEL):
+        is_taken = False
+        try:
+            is_taken = await self._for.failures.put(unfailed, _UNWANTED_LEVEL)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._tell_failure(held, error)
+        if is_taken:
             _log.info("retry_postponed", group=self._for.group, topic=held.topic)
             self._finish(held)
         else:

@@ -583,6 +583,30 @@ async def test_retries_of_an_unread_topic_make_room(site: Site) -> None:
 
 
 @on_queues()
+async def test_a_retry_that_cannot_be_postponed_stays_available(site: Site) -> None:
+    """The postponement meets an unexpected error; the retry is received later, with the attempts it had."""
+    broker = site.broker()
+    await site.send(broker, "1")
+    failing = await one(broker, renew_for="c")
+    await broker.change_invisible(GROUP, TOPIC, failing.receipt_handle, 0)
+    await site.pass_time(10_000)
+    is_tried = asyncio.Event()
+
+    async def send(*_: object, **__: object) -> None:
+        is_tried.set()
+        raise LookupError("unexpected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site.classics[0], "send", send)
+        for _ in range(100):
+            await receive(broker, topic="other", wait_ms=1)
+            await site.pass_time(10_000)
+    assert is_tried.is_set()
+    again = await one(broker)
+    assert (bodies([again]), again.delivery_attempt) == (["1"], 2)
+
+
+@on_queues()
 async def test_long_leases_that_are_finished_cost_no_memory(site: Site) -> None:
     """A consumer that asks for twelve hours each time and finishes at once leaves nothing behind."""
     broker = site.broker()
