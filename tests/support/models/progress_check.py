@@ -37,17 +37,25 @@ def _timers(ends: LeaseEnds) -> dict[tuple[SubscribedQueue, int, int], list[int]
 
 
 def _assert_order(queue: SubscribedQueue) -> None:
-    """Messages before the cursor are finished, leased, ready or parked; a parked one waits for one that is leased."""
+    """Messages before the cursor are finished, leased, ready or parked.
+
+    A parked one waits for one of its message group that is leased or ready, perhaps in the retry lane or a queue that
+    the lane delays.
+    """
     ready, parked = set(queue._ready), set[int]()
     for message_group, line in queue.order._lines.items():
         parked |= set(line.parked)
         assert line.out.keys() <= queue.leases.keys(), (message_group, line)
-        if line.parked and not any(each.order.is_out(message_group) for each in queue.beside):
-            next_one = line.ready()[:1]
-            assert all(each in ready or each >= queue.cursor for each in next_one), (message_group, line)
+        together = queue.subscription.all_queues if queue.beside else [queue]
+        assert any(each.order.is_out(message_group) or _has_next(each, message_group) for each in together), line
     for offset in range(queue.floor, queue.cursor):
         assert queue.is_finished(offset) or offset in {*queue.leases, *ready, *parked}, offset
     assert all(each in ready or each >= queue.cursor for each in queue._unread), queue._unread
+
+
+def _has_next(queue: SubscribedQueue, message_group: str) -> bool:
+    """Return True if a receive can take the first parked message of a message group."""
+    return any(each in queue._ready or each >= queue.cursor for each in queue.order.ready(message_group)[:1])
 
 
 def assert_member_progress(leases: MemberLeases) -> None:
