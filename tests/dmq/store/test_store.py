@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from support.effort import EFFORT
 from support.models.store.outbox import read_outbox
 from support.rigs.store.rows import SCOPE, TOPIC, all_rows, append, counted, events, packed_id, recount, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.errors import StoreCorrupt
 from dmq.store.schema.keys import (
@@ -37,11 +35,6 @@ from dmq.trail.events import EventKind, cell_event, decode_event, gap_count, gap
 
 pytestmark = pytest.mark.contract
 WINDOW_MS = 15 * 60_000
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 # -- what each op does -------------------------------------------------------------------------------------------------

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from threading import Thread
 
 import pytest
 from support.rigs.store.rows import SCOPE, all_rows, append, counted, hand_over, recount, recount_bytes, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.errors import OverBound
 from dmq.store.schema.keys import META_BYTES_HEAD, Family, pack_pair
@@ -32,11 +30,6 @@ pytestmark = pytest.mark.contract
 HALF = SCOPE + 1
 LATER_MS = NOW_MS + 90_000
 SIZE = waiting_bytes(schedule(1, LATER_MS).record)
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 def bound(entries: int | None = None, size: int | None = None, *, is_closed: bool = False) -> Bound:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -23,7 +21,7 @@ from support.rigs.store.rows import (
     recount,
     schedule,
 )
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import FormatUnsupported, StoreBusy, StoreClosed, StoreCorrupt, StoreError, StoreFailed
@@ -37,11 +35,6 @@ from dmq.trail.events import gap_event
 
 pytestmark = pytest.mark.contract
 WINDOW_MS = 15 * 60_000
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

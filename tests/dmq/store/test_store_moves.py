@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import permutations
-from pathlib import Path
 
 import pytest
 from support.rigs.store.rows import SCOPE, all_rows, counted, events, hand_over, packed_id, recount, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.messages.index import EntryState, Receipt
@@ -25,11 +23,6 @@ from dmq.store.writer.operations import NO_RECEIPT, Done, Emit, IfKnown, Op, Res
 pytestmark = pytest.mark.contract
 LATER_MS = 50
 Row = tuple[bytes, bytes]
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 def moved(row: Row, at_ms: int) -> Reschedule:

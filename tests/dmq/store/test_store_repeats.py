@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import pytest
 from support.rigs.store.rows import SCOPE, all_rows, append, events, packed_id, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.store.schema.keys import Family
 from dmq.store.schema.messages.index import EntryState
 
 pytestmark = pytest.mark.contract
 WINDOW_MS = 15 * 60_000
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 # -- idempotency -------------------------------------------------------------------------------------------------------

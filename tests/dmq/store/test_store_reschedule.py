@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from support.rigs.store.rows import SCOPE, all_rows, counted, events, packed_id, recount, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.store.schema.keys import Family, timeline_key, unpack_timeline_key
 from dmq.store.schema.messages.index import EntryState, Receipt
@@ -18,11 +15,6 @@ from dmq.store.writer.operations import NO_RECEIPT, Append, Done, Op, Reschedule
 pytestmark = pytest.mark.contract
 AGAIN_MS = 30_000
 Rows = list[tuple[bytes, bytes]]
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 def again(row: tuple[bytes, bytes], at_ms: int, *, event: bytes = b"again") -> Reschedule:

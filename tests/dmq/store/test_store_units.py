@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 
 import pytest
 from support.rigs.store.rows import SCOPE, all_rows, append, counted, events, packed_id, recount, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.errors import UnitRefused
 from dmq.store.schema.keys import Family, pack_timeline_key
@@ -20,11 +19,6 @@ from dmq.store.writer.writer import Unit
 pytestmark = pytest.mark.contract
 FINISHED = Put(Family.GROUP, b"finished", b"yes")
 LATER_MS = NOW_MS + 60_000
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 def together(bench: Bench, *units: Sequence[Op]) -> list[list[Receipt] | Exception]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +18,7 @@ from support.rigs.store.rows import (
     recount,
     schedule,
 )
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from broker_adapter.runtime.clock import ManualClock
 from dmq.errors import StoreBusy, StoreError, StoreFailed
@@ -36,11 +34,6 @@ from dmq.trail.events import gap_event
 
 pytestmark = pytest.mark.contract
 INSTEAD = 900  # the message that comes in place of a withdrawn one
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 class Row(NamedTuple):

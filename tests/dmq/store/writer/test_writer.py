@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from support.rigs.store.rows import PATIENCE_S, append, hand_over, schedule
-from support.rigs.store.workbench import ENGINES, NOW_MS, Bench, opened_bench
+from support.rigs.store.workbench import NOW_MS, Bench
 
 from dmq.errors import StoreError
 from dmq.store.schema.messages.index import Receipt
@@ -18,11 +16,6 @@ from dmq.store.writer.operations import Emit, Op, Withdraw
 from dmq.store.writer.writer import CommitStats, LoopUnit, Unit
 
 pytestmark = pytest.mark.contract
-
-
-@pytest.fixture(params=ENGINES)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    yield from opened_bench(request.param, tmp_path)
 
 
 def size_of(*ops: Op) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,14 +19,6 @@ from dmq.store.writer.operations import Emit, Put
 from dmq.store.writer.writer import Unit
 from dmq.trail.events import EventKind, cell_event, encode_event, gap_event
 from dmq.trail.export.values import ExportOptions
-
-
-@pytest.fixture
-def cell(tmp_path: Path) -> Iterator[Cell]:
-    made = Cell(tmp_path)
-    yield made
-    made.exporter.close(5)
-    made.store.close()
 
 
 def test_exported_rows_leave_the_outbox(cell: Cell) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,6 @@ from dmq.trail.events import gap_event
 from dmq.trail.export import exporter as export
 from dmq.trail.export import recovery
 from dmq.trail.export.exporter import Exporter, TrailUnavailable
-
-
-@pytest.fixture
-def cell(tmp_path: Path) -> Iterator[Cell]:
-    made = Cell(tmp_path)
-    yield made
-    made.exporter.close(5)
-    made.store.close()
 
 
 def test_a_full_disk_stops_nothing_but_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

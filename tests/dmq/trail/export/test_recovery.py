@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,14 +19,6 @@ from dmq.store.files.steady_clock import STEADY_AFTER_MS
 from dmq.trail import manifest
 from dmq.trail.cells import cells_of
 from dmq.trail.export.exporter import ExportOptions, TrailUnavailable
-
-
-@pytest.fixture
-def cell(tmp_path: Path) -> Iterator[Cell]:
-    made = Cell(tmp_path)
-    yield made
-    made.exporter.close(5)
-    made.store.close()
 
 
 def _broken(*_: object) -> None:
