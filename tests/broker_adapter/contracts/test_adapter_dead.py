@@ -15,7 +15,6 @@ from support.clients.embedded.failing import (
     give_up,
     is_over,
     is_refused,
-    pass_time,
     pushed,
     pushed_one,
 )
@@ -46,14 +45,14 @@ async def test_the_last_failure_makes_a_dead_letter_with_its_facts(rig: Rig) -> 
     await rig.set_group(GROUP, max_attempts=ATTEMPTS, delays_ms=DELAYS_MS)
     await rig.broker.send([an_envelope("m-1", payload=b"as sent", tag="red")])
     delivery = await pushed_one(rig)
-    await pass_time(rig, 77)  # of work
+    await rig.pass_ms(77)  # of work
     first_failed_at_ms = rig.clock.now_ms()
     for delay_ms in DELAYS_MS:
         await change(rig, delivery)
         delivery = await comes_after(rig, delay_ms)
     await change(rig, delivery)
     last_failed_at_ms = rig.clock.now_ms()
-    await pass_time(rig, 77)
+    await rig.pass_ms(77)
     (dead,) = await receive(rig, group=UNDERTAKER, topic=DEAD, tags=["red"])
     assert (dead.topic, dead.payload, dead.delivery_attempt, dead.deliver_at_ms) == (DEAD, b"as sent", 1, 0)
     assert dead.dead_letter == (TOPIC, "m-1", ATTEMPTS, "exhausted", first_failed_at_ms, last_failed_at_ms)
@@ -88,7 +87,7 @@ async def test_a_simple_consumer_that_gives_up_is_believed(rig: Rig) -> None:
     for group, is_fifo in (("plain", False), ("fifo", True)):
         await rig.set_group(group, max_attempts=9, delays_ms=DELAYS_MS, is_fifo=is_fifo)
         delivery = await receive_one(rig, group=group)
-        await pass_time(rig, 77)
+        await rig.pass_ms(77)
         now_ms = rig.clock.now_ms()
         await give_up(rig, delivery, group=group)
         assert await dead_letters(rig, group=group) == [("m-1", (TOPIC, "m-1", 1, "forwarded", now_ms, now_ms))]
@@ -167,7 +166,7 @@ async def test_only_a_good_handle_gives_up(rig: Rig) -> None:
     await receive(rig, group="others")
     stale, finished = await receive(rig)
     await ack(rig, finished)
-    await pass_time(rig, INVISIBLE_MS)
+    await rig.pass_ms(INVISIBLE_MS)
     current = await receive_one(rig)
     for group, topic, handle in (
         (GROUP, TOPIC, ""),

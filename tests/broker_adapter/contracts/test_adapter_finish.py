@@ -34,8 +34,7 @@ async def test_an_acknowledged_message_never_comes_back(rig: Rig) -> None:
     """Not at the end of its lease, nor ever."""
     await send(rig, "m-1")
     assert list(await ack(rig, await receive_one(rig))) == [None]
-    rig.clock.advance(INVISIBLE_MS * 10)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS * 10)
     assert not await receive(rig)
 
 
@@ -57,11 +56,9 @@ async def test_an_unfinished_message_comes_back_with_the_next_attempt(rig: Rig) 
         delivery = await receive_one(rig)
         assert delivery.delivery_attempt == attempt
         handles.add(delivery.receipt_handle)
-        rig.clock.advance(INVISIBLE_MS - 1)
-        await rig.settle()
+        await rig.pass_ms(INVISIBLE_MS - 1)
         assert not await receive(rig)
-        rig.clock.advance(1)
-        await rig.settle()
+        await rig.pass_ms(1)
     assert len(handles) == 3
 
 
@@ -70,8 +67,7 @@ async def test_the_handle_of_an_earlier_hand_out_is_refused(rig: Rig) -> None:
     """It would finish what somebody else works on; the current one goes on being good."""
     await send(rig, "m-1")
     stale = await receive_one(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     current = await receive_one(rig)
     (refused,) = await ack(rig, stale)
     assert isinstance(refused, Refused)
@@ -89,11 +85,9 @@ async def test_a_stale_handle_stays_stale_after_the_next_lease_ended_too(rig: Ri
     await send(rig, "m-1")
     first = await receive_one(rig)
     await rig.broker.change_invisible(GROUP, TOPIC, first.receipt_handle, 1_000, suspend=True)
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     second = await receive_one(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert [type(each) for each in await ack(rig, first)] == [Refused]
     assert list(await ack(rig, second)) == [None]
 
@@ -103,8 +97,7 @@ async def test_an_expired_handle_is_honoured_until_the_message_is_handed_out_aga
     """Who was only a little late has done the work once."""
     await send(rig, "m-1")
     delivery = await receive_one(rig)
-    rig.clock.advance(INVISIBLE_MS * 2)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS * 2)
     assert list(await ack(rig, delivery)) == [None]
     assert not await receive(rig)
 
@@ -152,11 +145,9 @@ async def test_an_extension_hides_longer_and_costs_no_attempt(rig: Rig) -> None:
     handle = await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
     handle = await rig.broker.change_invisible(GROUP, TOPIC, handle, INVISIBLE_MS)
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
-    rig.clock.advance(INVISIBLE_MS - 1)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS - 1)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     again = await receive_one(rig)
     assert again.delivery_attempt == 2
     assert [type(each) for each in await rig.broker.ack(GROUP, TOPIC, [handle])] == [Refused]
@@ -170,8 +161,7 @@ async def test_either_handle_acknowledges_after_an_extension(rig: Rig) -> None:
     await rig.broker.change_invisible(GROUP, TOPIC, first.receipt_handle, INVISIBLE_MS)
     handle = await rig.broker.change_invisible(GROUP, TOPIC, second.receipt_handle, INVISIBLE_MS)
     assert list(await rig.broker.ack(GROUP, TOPIC, [first.receipt_handle, handle])) == [None, None]
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert not await receive(rig)
 
 
@@ -181,8 +171,7 @@ async def test_a_lease_may_be_made_shorter(rig: Rig) -> None:
     await send(rig, "m-1")
     delivery = await receive_one(rig)
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, 1_000)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     again = await receive_one(rig)
     assert again.delivery_attempt == 2
     assert not await receive(rig)
@@ -194,12 +183,10 @@ async def test_an_expired_delivery_may_be_extended_until_it_is_handed_out_again(
     """Its attempt stays what it was."""
     await send(rig, "m-1")
     delivery = await receive_one(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
     assert not await receive(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
     assert not await receive(rig)
 
@@ -222,11 +209,9 @@ async def test_a_suspended_delivery_comes_back_without_an_attempt_more(rig: Rig)
     for invisible_ms in (5_000, 0):
         delivery = await receive_one(rig)
         await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, invisible_ms, suspend=True)
-        rig.clock.advance(invisible_ms)
-        await rig.settle()
+        await rig.pass_ms(invisible_ms)
     assert (await receive_one(rig)).delivery_attempt == 1
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -240,8 +225,7 @@ async def test_a_finished_delivery_cannot_be_hidden(rig: Rig) -> None:
         with pytest.raises(Refused) as error:
             await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, invisible_ms)
         assert error.value.rule is Rule.RECEIPT_HANDLE
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert not await receive(rig)
 
 
@@ -286,11 +270,9 @@ async def test_a_failure_that_comes_while_the_message_is_on_its_way_back_counts(
     await coming_back
     await rig.settle()
     assert not await receive(rig)
-    rig.clock.advance(RETRY_STEPS_MS[0] - 1)
-    await rig.settle()
+    await rig.pass_ms(RETRY_STEPS_MS[0] - 1)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     (again,) = await receive(rig)
     assert (again.message_id, again.delivery_attempt) == ("m-1", 2)
 
@@ -306,9 +288,7 @@ async def test_a_message_hidden_by_its_client_stays_hidden_when_others_return(ri
     (again,) = await receive(rig)
     assert again.message_id == "lost"
     assert list(await ack(rig, again)) == [None]
-    rig.clock.advance(INVISIBLE_MS * 2 - 1)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS * 2 - 1)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     assert ids(await receive(rig)) == ["hidden"]

@@ -13,7 +13,6 @@ from support.clients.embedded.failing import (
     comes_after,
     dead_letters,
     give_up,
-    pass_time,
     pushed,
     pushed_one,
 )
@@ -80,9 +79,9 @@ async def test_a_failed_message_blocks_only_its_message_group(rig: Rig) -> None:
         assert not await pushed(rig, group=group)
         await ack(rig, *found.values(), group=group)
         assert ids(await pushed(rig, group=group)) == ["b-2"]
-        await pass_time(rig, 999)
+        await rig.pass_ms(999)
         assert not await pushed(rig, group=group)
-        await pass_time(rig, 1)
+        await rig.pass_ms(1)
         again = await pushed(rig, group=group)
         assert sorted((each.message_id, each.delivery_attempt) for each in again) == [("a-1", 2), ("u-1", 2)]
         await ack(rig, *again, group=group)
@@ -122,9 +121,9 @@ async def test_a_lease_that_ends_brings_the_head_back_first(rig: Rig) -> None:
     """A run of a simple consumer that vanished comes again in order, all of it."""
     await send_grouped(rig, "a-1", "a-2", "a-3")
     assert ids(await receive(rig, batch_max=2)) == ["a-1", "a-2"]
-    await pass_time(rig, INVISIBLE_MS - 1)
+    await rig.pass_ms(INVISIBLE_MS - 1)
     assert not await receive(rig)
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     again = await receive(rig)
     assert [(each.message_id, each.delivery_attempt) for each in again] == [("a-1", 2), ("a-2", 2), ("a-3", 1)]
 
@@ -136,9 +135,9 @@ async def test_a_message_that_fails_inside_a_run_goes_before_later_ones(rig: Rig
     first, second, third = await receive(rig, batch_max=3)
     await ack(rig, first, third)
     await change(rig, second, 5_000)
-    await pass_time(rig, 4_999)
+    await rig.pass_ms(4_999)
     assert not await receive(rig)
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     assert ids(await pushed(rig)) == ["a-2"]
     assert not await pushed(rig)
 

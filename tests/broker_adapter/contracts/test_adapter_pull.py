@@ -161,8 +161,7 @@ async def test_all_waiters_are_woken(rig: EmbeddedRig) -> None:
         assert [names(await each) for each in pulls] == [["now"]] * 3
     last = asyncio.ensure_future(pull(rig, 1, wait_ms=20_000))
     await until(lambda: waiting(rig) == 1)
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     assert [(each.message_id, each.deliver_at_ms) for each in (await last).messages] == [("later", due_ms)]
     in_vain = asyncio.ensure_future(pull(rig, 2, wait_ms=1))
     await until(lambda: waiting(rig) == 1)

@@ -61,8 +61,7 @@ async def test_a_recalled_message_never_comes(rig: Rig) -> None:
     await handle_of(rig, "m-2")
     receipt = await rig.broker.recall(TOPIC, handle)
     assert receipt == ("m-1", rig.clock.now_ms(), False)
-    rig.clock.advance(LATER_MS)
-    await rig.settle()
+    await rig.pass_ms(LATER_MS)
     assert ids(await receive(rig)) == ["m-2"]
 
 
@@ -72,8 +71,7 @@ async def test_recalling_again_gets_the_first_answer(rig: Rig) -> None:
     handle = await handle_of(rig)
     first = await rig.broker.recall(TOPIC, handle)
     for _ in range(2):
-        rig.clock.advance(SOON_MS)
-        await rig.settle()
+        await rig.pass_ms(SOON_MS)
         assert await rig.broker.recall(TOPIC, handle) == first._replace(repeated=True)
     assert not await receive(rig)
 
@@ -82,8 +80,7 @@ async def test_recalling_again_gets_the_first_answer(rig: Rig) -> None:
 async def test_a_delivered_message_cannot_be_recalled(rig: Rig) -> None:
     """The answer says when it was delivered; it stays delivered."""
     handle = await handle_of(rig)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     at = format_time(rig.clock.now_ms())
     rig.clock.advance(1)
     error = await refused(rig, handle)
@@ -110,8 +107,7 @@ async def test_a_recalled_id_is_not_taken_again(rig: Rig) -> None:
     for after_ms in (SOON_MS, 0):
         (receipt,) = await send(rig, "m-1", deliver_at_ms=after_ms and rig.clock.now_ms() + after_ms)
         assert receipt == ("m-1", -1, -1, True, "", recalled.recalled_at_ms)
-    rig.clock.advance(LATER_MS)
-    await rig.settle()
+    await rig.pass_ms(LATER_MS)
     assert not await receive(rig)
 
 
@@ -123,8 +119,7 @@ async def test_a_handle_is_good_for_its_own_topic_only(rig: Rig) -> None:
     for wrong, topic in ((handle, "others"), ("nonsense", TOPIC), ("", TOPIC), ("ä", TOPIC)):
         assert (await refused(rig, wrong, topic)).rule is Rule.REQUEST
     assert (await refused(rig, handle, "never-named")).rule is Rule.TOPIC_UNKNOWN
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert ids(await receive(rig)) == ["m-1"]
 
 
@@ -134,8 +129,7 @@ async def test_a_grouped_message_can_be_recalled(rig: Rig) -> None:
     handles = [await handle_of(rig, f"m-{number}", after_ms=number, message_group="g") for number in range(1, 5)]
     await rig.broker.recall(TOPIC, handles[0])
     await rig.broker.recall(TOPIC, handles[2])
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert ids(await receive(rig)) == ["m-2", "m-4"]
 
 
@@ -196,8 +190,7 @@ async def test_a_forgotten_message_is_unknown(rig: EmbeddedRig) -> None:
     """Two windows later nobody knows whether it was recalled or delivered, and the answer does not pretend to."""
     handles = [await handle_of(rig, name, after_ms=1) for name in ("recalled", "delivered")]
     await rig.broker.recall(TOPIC, handles[0])
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     for _ in range(3):
         rig.clock.advance(LATER_MS)
         await send(rig, f"another-{rig.clock.now_ms()}")
@@ -218,8 +211,7 @@ async def test_an_old_handle_does_not_recall_a_later_message(rig: EmbeddedRig) -
         await send(rig, f"another-{rig.clock.now_ms()}")
     again = await handle_of(rig)
     assert "unknown" in (await refused(rig, handle)).why
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert "m-1" in ids(await receive(rig))
     assert "delivered at" in (await refused(rig, again)).why
 
@@ -245,8 +237,7 @@ def test_a_recall_in_doubt_is_answered_when_it_is_repeated(tmp_path: Path) -> No
             await rig.restart(end)
             receipt = await rig.broker.recall(TOPIC, handle)
             assert receipt.repeated == (end is End.KILL)
-        rig.clock.advance(SOON_MS)
-        await rig.settle()
+        await rig.pass_ms(SOON_MS)
         assert not await receive(rig)
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))

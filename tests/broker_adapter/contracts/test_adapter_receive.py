@@ -148,8 +148,7 @@ async def test_groups_are_independent(rig: Rig) -> None:
     await ack(rig, *await receive(rig, group="first"), group="first")
     second = await receive(rig, group="second")
     assert sorted(ids(second)) == ["m-1", "m-2"]
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert not await receive(rig, group="first")
     assert {each.delivery_attempt for each in await receive(rig, group="second")} == {2}
 
@@ -216,8 +215,7 @@ async def test_a_waiting_receive_gets_a_message_that_becomes_due(rig: Rig) -> No
     (receiving,) = waiting(rig, 1)
     await let_them_wait(rig, receiving)
     assert not receiving.done()
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert ids(await receiving) == ["m-1"]
 
 
@@ -228,8 +226,7 @@ async def test_a_waiting_receive_gets_a_message_that_comes_back(rig: Rig) -> Non
     await receive_one(rig)
     (receiving,) = waiting(rig, 1)
     await let_them_wait(rig, receiving)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     (expired,) = await receiving
     assert expired.delivery_attempt == 2
     (receiving,) = waiting(rig, 1)

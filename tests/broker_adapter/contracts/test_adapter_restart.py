@@ -78,8 +78,7 @@ async def test_a_handle_of_a_message_with_a_long_id_outlives_the_run(rig: Embedd
     found = await receive_one(rig)
     await restart()
     await rig.broker.change_invisible(GROUP, TOPIC, found.receipt_handle, SOON_MS)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert ids([await receive_one(rig)]) == ["7" * 254]
 
 
@@ -87,8 +86,7 @@ async def test_a_handle_of_a_message_with_a_long_id_outlives_the_run(rig: Embedd
 async def test_a_hand_over_is_not_repeated(rig: EmbeddedRig, restart: Restart) -> None:
     """What reached its queue before the end is there once."""
     await send(rig, "m-1", "m-2", deliver_at_ms=rig.clock.now_ms() + SOON_MS)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     for _ in range(2):
         await restart()
         await rig.settle()
@@ -104,8 +102,7 @@ async def test_ids_are_still_known(rig: EmbeddedRig, restart: Restart) -> None:
     await restart()
     assert list(await send(rig, "queued")) == [queued._replace(repeated=True)]
     assert [each[:4] for each in await send(rig, "waiting", deliver_at_ms=at_ms)] == [("waiting", -1, -1, True)]
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert sorted(ids(await receive(rig))) == ["queued", "waiting"]
 
 
@@ -131,8 +128,7 @@ async def test_attempts_are_durable(rig: EmbeddedRig, restart: Restart) -> None:
     await send(rig, "expired", "back")
     by_id = {each.message_id: each for each in await receive(rig)}
     await rig.broker.change_invisible(GROUP, TOPIC, by_id["back"].receipt_handle, 0)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     await restart()
     assert {each.message_id: each.delivery_attempt for each in await receive(rig)} == {"expired": 2, "back": 2}
 
@@ -145,12 +141,10 @@ async def test_a_renewed_lease_is_still_a_lease(rig: EmbeddedRig, restart: Resta
     for each in (first, second):
         await rig.broker.change_invisible(GROUP, TOPIC, each.receipt_handle, INVISIBLE_MS * 4)
     await restart()
-    rig.clock.advance(INVISIBLE_MS * 4 - 1)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS * 4 - 1)
     assert not await receive(rig)
     assert list(await ack(rig, first)) == [None]
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     again = await receive_one(rig)
     assert (again.message_id, again.delivery_attempt) == (second.message_id, 2)
 
@@ -163,8 +157,7 @@ async def test_a_suspended_lease_is_still_suspended(rig: EmbeddedRig, restart: R
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, SOON_MS, suspend=True)
     await restart()
     await receive(rig)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert (await receive_one(rig)).delivery_attempt == 1
 
 
@@ -209,8 +202,7 @@ async def retried_one(rig: EmbeddedRig) -> Delivery:
     await send(rig, "m-1")
     (first,) = await receive(rig, renew_for="client-1")
     await rig.broker.send_back(GROUP, TOPIC, first.receipt_handle, 1)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     return await receive_one(rig)
 
 
@@ -231,8 +223,7 @@ async def test_the_end_of_a_suspended_lease_from_before_names_its_message(rig: E
     await rig.broker.change_invisible(GROUP, TOPIC, second.receipt_handle, SOON_MS, suspend=True)
     await restart()
     await receive(rig)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
     (ended,) = (told.event for told in read_outbox(rig.store) if told.event.kind is EventKind.LEASE_EXPIRED)
     assert (unpack_id(ended.message_id), ended.attempt) == ("m-1", 2)

@@ -14,7 +14,6 @@ from support.clients.embedded.failing import (
     dead_letters,
     is_over,
     is_refused,
-    pass_time,
     pushed,
     pushed_one,
 )
@@ -181,7 +180,7 @@ async def test_many_messages_fail_and_come_back_by_themselves(rig: Rig) -> None:
     await send(rig, *sent)
     for delivery in await pushed(rig):
         await change(rig, delivery)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     again = await pushed(rig)
     assert sorted(ids(again)) == sorted(sent)
     assert {each.delivery_attempt for each in again} == {2}
@@ -196,7 +195,7 @@ async def test_retries_reach_a_consumer_that_changes_queues(rig: Rig) -> None:
     await send(rig, *(f"m-{number}" for number in range(4)))
     for delivery in await pushed(rig):
         await change(rig, delivery)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     found = [each for queue_id in range(4) for each in await pushed(rig, queue_id=queue_id)]
     assert sorted(ids(found)) == [f"m-{number}" for number in range(4)]
     assert list(await ack(rig, *found)) == [None] * 4
@@ -209,7 +208,7 @@ async def test_a_retry_passes_the_filter_it_passed_before(rig: Rig) -> None:
     await rig.broker.send([an_envelope("m-1", tag="red")])
     (delivery,) = await receive(rig, tags=["red"], renew_for=CLIENT)
     await change(rig, delivery)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     assert ids(await receive(rig, tags=["red"], renew_for=CLIENT)) == ["m-1"]
 
 
@@ -222,7 +221,7 @@ async def test_a_waiter_gets_a_message_when_its_retry_is_due(rig: Rig) -> None:
     waiting = asyncio.ensure_future(receive(rig, wait_ms=60_000, renew_for=CLIENT))
     await asyncio.sleep(0.02)  # until it waits
     assert not waiting.done()
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     assert ids(await waiting) == ["m-1"]
 
 
@@ -239,9 +238,9 @@ async def test_a_simple_consumer_is_obeyed_to_the_letter(rig: Rig) -> None:
         assert delivery.delivery_attempt == attempt
         await change(rig, delivery, invisible_ms)
         if invisible_ms:
-            await pass_time(rig, invisible_ms - 1)
+            await rig.pass_ms(invisible_ms - 1)
             assert not await receive(rig)
-            await pass_time(rig, 1)
+            await rig.pass_ms(1)
     delivery = await receive_one(rig)
     await change(rig, delivery, 2_000)
     assert list(await ack(rig, delivery)) == [None]
@@ -259,7 +258,7 @@ async def test_a_lease_that_ends_is_a_failure(rig: Rig) -> None:
             (delivery,) = await receive(rig, group=group, renew_for=renew_for)
             assert delivery.delivery_attempt == attempt
             rig.broker.client_gone(CLIENT)  # or its lease is renewed
-            await pass_time(rig, INVISIBLE_MS)
+            await rig.pass_ms(INVISIBLE_MS)
         ((message_id, facts),) = await dead_letters(rig, group=group)
         assert (message_id, facts.attempts, facts.reason) == ("m-1", 3, "exhausted")
         assert began_at_ms < facts.first_failed_at_ms < facts.last_failed_at_ms <= rig.clock.now_ms()
@@ -277,9 +276,9 @@ async def test_a_simple_consumer_that_gives_its_last_attempt_back_ends_it(rig: R
         if delivery.message_id == "m-2":
             assert list(await ack(rig, delivery)) == [None]
     assert [message_id for message_id, _ in await dead_letters(rig)] == ["m-1"]
-    await pass_time(rig, 1_999)
+    await rig.pass_ms(1_999)
     assert not await dead_letters(rig)
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     ((message_id, facts),) = await dead_letters(rig)
     assert (message_id, facts.attempts, facts.reason) == ("m-3", 1, "exhausted")
     assert await is_over(rig)
@@ -291,9 +290,9 @@ async def test_failures_of_every_kind_count_together(rig: Rig) -> None:
     await rig.set_group(GROUP, max_attempts=ATTEMPTS, delays_ms=DELAYS_MS)
     await send(rig, "m-1")
     await change(rig, await pushed_one(rig))
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     assert (await receive_one(rig)).delivery_attempt == 2
-    await pass_time(rig, INVISIBLE_MS)
+    await rig.pass_ms(INVISIBLE_MS)
     last = await pushed_one(rig)
     assert last.delivery_attempt == 3
     await change(rig, last)

@@ -66,8 +66,7 @@ async def test_a_tag_of_any_size_that_the_protocol_takes(rig: Rig) -> None:
         later_ms = rig.clock.now_ms() + SOON_MS
         await rig.broker.send([an_envelope(f"later-{number}", tag=tag, payload=b"later", deliver_at_ms=later_ms)])
     await rig.restart(End.KILL)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     for number, tag in enumerate(tags):
         found = await receive(rig, group=f"g-{number}", tags=[tag])
         assert sorted((each.message_id, each.payload) for each in found) == [
@@ -83,11 +82,9 @@ async def test_a_delayed_message_is_invisible_until_its_time(rig: Rig) -> None:
     (receipt,) = await send(rig, "m-1", deliver_at_ms=at_ms)
     assert (receipt.queue_id, receipt.queue_offset, receipt.repeated) == (-1, -1, False)
     for step in (0, SOON_MS - 1):
-        rig.clock.advance(step)
-        await rig.settle()
+        await rig.pass_ms(step)
         assert await receive(rig) in ([], ())
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     delivery = await receive_one(rig)
     assert (delivery.message_id, delivery.deliver_at_ms, delivery.delivery_attempt) == ("m-1", at_ms, 1)
 
@@ -110,8 +107,7 @@ async def test_delayed_messages_become_visible_in_the_order_of_their_times(rig: 
         await send(rig, f"m-{delay_ms}", deliver_at_ms=now_ms + delay_ms)
     seen: list[str] = []
     for _ in range(3):
-        rig.clock.advance(100)
-        await rig.settle()
+        await rig.pass_ms(100)
         seen += ids(await receive(rig))
     assert seen == ["m-100", "m-200", "m-300"]
 
@@ -125,11 +121,9 @@ async def test_a_repeated_send_of_a_waiting_message_is_not_stored_again(rig: Rig
         (receipt,) = await send(rig, "m-1", deliver_at_ms=again_at_ms)
         assert receipt[:4] == ("m-1", -1, -1, True)
     assert not await receive(rig)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert (await receive_one(rig)).deliver_at_ms == at_ms
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert not await receive(rig)
 
 
@@ -150,14 +144,12 @@ async def test_a_repeated_send_of_a_handed_over_message_is_not_stored_again(rig:
     """Same id, delayed and delivered since: still known."""
     at_ms = rig.clock.now_ms() + SOON_MS
     await send(rig, "m-1", deliver_at_ms=at_ms)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     await ack(rig, await receive_one(rig))
     for again_at_ms in (at_ms, at_ms + SOON_MS):
         (receipt,) = await send(rig, "m-1", deliver_at_ms=again_at_ms)
         assert receipt.repeated
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     assert not await receive(rig)
 
 

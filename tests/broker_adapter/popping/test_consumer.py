@@ -85,8 +85,7 @@ class Popping:
 
     async def pass_time(self, ms: int = 1_000) -> None:
         """Let time pass, and what is due happen."""
-        self.rig.clock.advance(ms)
-        await self.rig.settle()
+        await self.rig.pass_ms(ms)
 
 
 Scenario = Callable[[Popping], Coroutine[object, object, None]]

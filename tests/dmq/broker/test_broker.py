@@ -277,8 +277,7 @@ def test_a_full_store_refuses_sends_and_still_finishes_messages(tmp_path: Path) 
             with pytest.raises(Overloaded):
                 await send(rig, "m-3", deliver_at_ms=at_ms)
         assert list(await ack(rig, await receive_one(rig))) == [None]
-        rig.clock.advance(SOON_MS)
-        await rig.settle()
+        await rig.pass_ms(SOON_MS)
         assert list(await ack(rig, await receive_one(rig))) == [None]
         await rig.restart(End.KILL)
         assert not (await send(rig, "m-3"))[0].repeated

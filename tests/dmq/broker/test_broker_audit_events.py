@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.clients.embedded.failing import CLIENT, pass_time
+from support.clients.embedded.failing import CLIENT
 from support.effort import EFFORT
 from support.forges.messages.letters import PURGE, REDRIVE, a_message, ended, start
 from support.models.store.outbox import read_outbox
@@ -184,7 +184,7 @@ def test_every_change_and_its_event_are_one_batch(history: list[tuple[list[tuple
         await player.begin()
         for calls, pass_ms in history:
             await asyncio.gather(*(player.call(str(name), *args) for name, *args in calls))
-            await pass_time(rig, pass_ms)
+            await rig.pass_ms(pass_ms)
         assert not engines[0].broken, engines[0].broken
 
     asyncio.run(play(EmbeddedRig(Path(), on_disk=False, queues=2, wrap=watched), scenario))
@@ -202,11 +202,11 @@ def test_the_watch_sees_every_kind(tmp_path: Path) -> None:
         player = Player(rig)
         await player.call("send", 1, 0, "x")
         await player.call("send", 2, 500, "x")
-        await pass_time(rig, 500)
+        await rig.pass_ms(500)
         await player.call("receive", "one", 8, "x")  # m-0 is passed over
         await player.call("change", 0, 700)
         await player.call("change", 1, 0)
-        await pass_time(rig, 700)  # one was given back, the other's lease has ended
+        await rig.pass_ms(700)  # one was given back, the other's lease has ended
         await player.call("receive", "one", 8, "")
         await player.call("ack", 2, 4)
         await fail_in_every_way(player)
@@ -230,9 +230,9 @@ async def fail_in_every_way(player: Player) -> None:
     await player.call("set_policy", "two", 4, (300,))
     for _ in range(2):
         await player.call("change", await held(3), 0)
-        await pass_time(rig, 300)
+        await rig.pass_ms(300)
     await held(3, is_push=False)
-    await pass_time(rig, 1_000)  # until its lease ends
+    await rig.pass_ms(1_000)  # until its lease ends
     await player.call("change", await held(3), 0)  # for the fourth time
     for number, end in ((4, "run_now"), (5, "end")):
         await player.call("change", await held(number), 0)

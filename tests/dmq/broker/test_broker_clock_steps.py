@@ -52,11 +52,9 @@ async def test_a_lease_ends_at_its_time_through_clock_steps(rig: EmbeddedRig) ->
     rig.clock.advance(GLITCH_MS)
     await look(rig)
     step(rig, -YEAR_MS)
-    rig.clock.advance(INVISIBLE_MS - GLITCH_MS - 1)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS - GLITCH_MS - 1)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -82,8 +80,7 @@ async def test_a_renewed_lease_is_not_stuck_after_a_kill(rig: EmbeddedRig) -> No
     await rig.restart(End.KILL)
     await rig.settle()
     assert not await receive(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -99,11 +96,9 @@ async def test_a_retry_that_was_set_while_the_clock_was_ahead_comes_in_its_time(
     await look(rig)
     step(rig, -YEAR_MS)
     await rig.settle()
-    rig.clock.advance(SECOND_MS - GLITCH_MS - 1)
-    await rig.settle()
+    await rig.pass_ms(SECOND_MS - GLITCH_MS - 1)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -119,8 +114,7 @@ async def test_a_retry_is_not_stuck_after_a_kill_at_the_step_back(rig: EmbeddedR
     step(rig, -YEAR_MS)
     await rig.restart(End.KILL)
     await rig.settle()
-    rig.clock.advance(SECOND_MS)
-    await rig.settle()
+    await rig.pass_ms(SECOND_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -140,8 +134,7 @@ async def test_a_message_group_continues_after_the_glitch(rig: EmbeddedRig) -> N
             await rig.restart(end)
         await rig.settle()
         assert not await receive(rig)  # who comes first after a restart has what is hidden loaded
-    rig.clock.advance(SECOND_MS)
-    await rig.settle()
+    await rig.pass_ms(SECOND_MS)
     assert [(each.message_id, each.delivery_attempt) for each in await receive(rig)] == [("m-1", 2), ("m-2", 1)]
 
 
@@ -160,14 +153,11 @@ async def test_a_relative_delay_is_moved_back_and_a_delivery_timestamp_is_not(ri
     await look(rig)
     step(rig, -YEAR_MS)
     await rig.settle()
-    rig.clock.advance(SECOND_MS - GLITCH_MS - 1)
-    await rig.settle()
+    await rig.pass_ms(SECOND_MS - GLITCH_MS - 1)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     assert ids(await receive(rig)) == ["relative"]
-    rig.clock.advance(at_ms - rig.clock.now_ms())
-    await rig.settle()
+    await rig.pass_ms(at_ms - rig.clock.now_ms())
     assert "absolute" in ids(await receive(rig))
 
 
@@ -244,6 +234,5 @@ async def test_a_store_of_format_2_is_taken_over(rig: EmbeddedRig) -> None:
     (receipt,) = await send(rig, "m-1")
     assert receipt.repeated
     assert not await receive(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert (await receive_one(rig)).delivery_attempt == 2

@@ -38,8 +38,7 @@ RETRY_MS = 1_000
 async def nacked(rig: EmbeddedRig, delivery: Delivery) -> None:
     """Fail a delivery, and let its retry be due."""
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, 0)
-    rig.clock.advance(RETRY_MS)
-    await rig.settle()
+    await rig.pass_ms(RETRY_MS)
 
 
 async def refused(rig: EmbeddedRig, delivery: Delivery) -> bool:
@@ -103,8 +102,7 @@ async def test_a_retry_that_waits_while_its_group_is_reset_is_another_one(rig: E
     await rig.broker.change_invisible(GROUP, TOPIC, (await pushed_one(rig)).receipt_handle, 0)
     await rig.broker.operator.reset_group(GROUP, TOPIC, BEGIN)
     await rig.broker.change_invisible(GROUP, TOPIC, (await pushed_one(rig)).receipt_handle, 0)
-    rig.clock.advance(RETRY_MS)
-    await rig.settle()
+    await rig.pass_ms(RETRY_MS)
     found = await pushed(rig)
     assert [(each.message_id, each.delivery_attempt) for each in found] == [("m-1", 2)] * 2
     assert rig.store.pending().get(rig.broker.names.groups[GROUP].group_id, 0) == 0
@@ -201,8 +199,7 @@ async def test_retries_of_format_2_go_on(rig: EmbeddedRig) -> None:
     first, second, *_ = [each.entry for each in (await operations.page(GROUP, topic="", token="", limit=9)).retries]
     assert (await operations.run_now(GROUP, [first])).moved == 1
     assert (await operations.end(GROUP, [second])).moved == 1
-    rig.clock.advance(RETRY_MS)
-    await rig.settle()
+    await rig.pass_ms(RETRY_MS)
     found = await pushed(rig)
     assert [each.delivery_attempt for each in found] == [2, 2, 2]
     assert rig.store.pending().get(group_id, 0) == 0

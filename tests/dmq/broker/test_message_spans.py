@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.clients.embedded.failing import CLIENT, change, comes_after, pass_time, pushed_one
+from support.clients.embedded.failing import CLIENT, change, comes_after, pushed_one
 from support.forges.messages.letters import DEAD, REDRIVE, UNDERTAKER, finish
 from support.models.runs.span_tree import of_daemon, tree_of
 from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, ack, every_durable_broker, receive
@@ -125,7 +125,7 @@ async def test_an_expired_lease_and_a_delivery_of_an_earlier_run(rig: EmbeddedRi
     spans = await with_spans(rig)
     await rig.broker.send([traced_message()])
     await receive(rig, invisible_ms=10_000)
-    await pass_time(rig, 10_000)
+    await rig.pass_ms(10_000)
     assert tree_of([of_daemon(span) for span in spans]).splitlines()[1:] == [
         "deliver orders (workers, attempt 1)  ERROR lease_expired"
     ]
@@ -188,7 +188,7 @@ async def test_messages_that_are_not_sampled_have_no_spans(rig: EmbeddedRig) -> 
     await rig.broker.send([traced_message("m-1", unsampled, deliver_at_ms=rig.clock.now_ms() + 1_000)])
     first = await comes_after(rig, 1_000)
     await change(rig, first)
-    await pass_time(rig, 60_000)
+    await rig.pass_ms(60_000)
     second = await pushed_one(rig)
     await ack(rig, second)
     assert [contexts(each) for each in (first, second)] == [(unsampled, unsampled)] * 2

@@ -114,8 +114,7 @@ async def handed_out(here: RetriesHere, asked: ReceiveParameters, *deliveries: D
 
 async def come(rig: EmbeddedRig) -> list[Delivery]:
     """What is due again here."""
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     return list(await receive(rig))
 
 

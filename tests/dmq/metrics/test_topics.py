@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from support.clients.embedded.failing import change, pass_time, pushed, pushed_one
+from support.clients.embedded.failing import change, pushed, pushed_one
 from support.forges.messages.letters import a_message
 from support.rigs.broker.rig import GROUP, EmbeddedRig, every_durable_broker, receive
 
@@ -60,12 +60,12 @@ async def test_figures_of_topics_add_up(rig: EmbeddedRig) -> None:
     await send([a_message("a-1", topic="a")])
     await send([a_message("a-2", topic="a"), a_message("b-1", topic="b"), a_message("a-1", topic="a")])
     await send([a_message("b-2", topic="b", deliver_at_ms=rig.clock.now_ms() + 1_000)])
-    await pass_time(rig, 1_500)
+    await rig.pass_ms(1_500)
     await rig.set_group(GROUP, max_attempts=3, delays_ms=(1_000,))
     assert len(await receive(rig, topic="a")) == 2
     first, second = await pushed(rig, topic="b")
     await change(rig, first)
-    await pass_time(rig, 1_250)
+    await rig.pass_ms(1_250)
     again = await pushed_one(rig, topic="b")
     await rig.broker.send_back(GROUP, "b", again.receipt_handle, -1)
     await change(rig, second)

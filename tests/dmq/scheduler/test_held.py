@@ -74,18 +74,12 @@ async def delayed(
     return [each.recall_handle for each in sent]
 
 
-async def after(rig: EmbeddedRig, ms: int = SOON_MS) -> None:
-    """Let time pass, and the scheduler do all it can then."""
-    rig.clock.advance(ms)
-    await rig.settle()
-
-
 async def drained(rig: EmbeddedRig) -> None:
     """Let time pass until nothing is held."""
     for _ in range(2_000):
         if not rig.store.held():
             return
-        await after(rig, 50)
+        await rig.pass_ms(50)
     raise AssertionError(f"still held: {rig.store.held()}")
 
 
@@ -110,7 +104,7 @@ async def test_messages_that_fall_due_in_a_pause_come_when_it_ends(rig: Embedded
     """It waits as before, is counted as such, and comes once; over a kill as well."""
     await delayed(rig, "m-1", "m-2")
     await pause(rig)
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert (queued(rig), held(rig), sum(rig.store.pending().values())) == ([], 2, 2)
     await rig.restart(End.KILL, down_ms=HOUR_MS)
     await rig.settle()
@@ -128,7 +122,7 @@ async def test_held_messages_continue_at_the_next_start_if_their_topic_is_not_pa
     """A kill right behind the resume leaves rows that no setting speaks of."""
     await pause(rig)
     await delayed(rig, *(f"m-{number}" for number in range(8)))
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     await resume(rig)
     await rig.restart(End.KILL)
     await drained(rig)
@@ -168,7 +162,7 @@ async def test_an_undelayed_message_passes(rig: EmbeddedRig) -> None:
     await pause(rig)
     await delayed(rig, "m-1")
     await send(rig, "m-2")
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert ids(await receive(rig)) == ["m-2"]
 
 
@@ -180,7 +174,7 @@ async def test_a_retry_of_a_paused_topic_comes_at_its_time(rig: EmbeddedRig) -> 
     delivery = (await receive(rig, renew_for="client"))[0]
     await pause(rig)
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, SOON_MS)
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -189,7 +183,7 @@ async def test_a_held_message_can_be_recalled(rig: EmbeddedRig) -> None:
     """By the handle of its send, before and after a restart; it never comes, and the others do."""
     handles = await delayed(rig, "m-1", "m-2", "m-3")
     await pause(rig)
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert (await rig.broker.recall(TOPIC, handles[0])).message_id == "m-1"
     await rig.restart(End.KILL)
     await rig.settle()
@@ -209,12 +203,12 @@ async def test_a_repeated_send_of_a_held_message_is_stored_once(rig: EmbeddedRig
     """Its id is known as long as it waits."""
     await pause(rig)
     await delayed(rig, "m-1")
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     (again,) = await rig.broker.send([an_envelope("m-1", deliver_at_ms=rig.clock.now_ms() + SOON_MS)])
     assert again.repeated
     await resume(rig)
     await drained(rig)
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert queued(rig) == ["m-1"]
 
 
@@ -223,7 +217,7 @@ async def test_a_topic_with_held_messages_can_be_removed(rig: EmbeddedRig) -> No
     """Not unless it is forced, since something waits for it; then all of that goes, and nothing is left of it."""
     await pause(rig)
     await delayed(rig, *(f"m-{number}" for number in range(100)))
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     with pytest.raises(Refused) as caught:
         await rig.broker.operator.remove_topic(TOPIC, is_forced=False)
     assert "100 wait for their time" in caught.value.why
@@ -241,13 +235,13 @@ async def test_a_resume_begins_slowly(rig: EmbeddedRig) -> None:
     names = [f"m-{number:04}" for number in range(1_000)]
     for number, name in enumerate(names):
         await delayed(rig, name, after_ms=SOON_MS + number)
-    await after(rig, 2 * SOON_MS)
+    await rig.pass_ms(2 * SOON_MS)
     await resume(rig)
     await delayed(rig, "n-1", after_ms=150)
     counts = []
     for _ in range(4):
         for _ in range(10):
-            await after(rig, 100)
+            await rig.pass_ms(100)
         counts.append(len(queued(rig)))
     assert abs(counts[0] - RAMP_FIRST_PER_S) <= 10
     assert abs(counts[1] - 3 * RAMP_FIRST_PER_S) <= 20
@@ -264,11 +258,11 @@ async def test_a_herd_continues_at_the_rate_of_its_topic(rig: EmbeddedRig) -> No
         await delayed(rig, *herd[first : first + 100])
     await delayed(rig, "late-1", after_ms=SOON_MS + 500)
     await delayed(rig, "o-1", after_ms=SOON_MS + 500, topic=OTHER)
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     before = 0
     for second in range(1, 10):
         for _ in range(20):
-            await after(rig, 50)
+            await rig.pass_ms(50)
         count = len(queued(rig))
         assert count - before <= 100 * (1 if second > 1 else 1.25) + 2
         before = count
@@ -279,7 +273,7 @@ async def test_a_herd_continues_at_the_rate_of_its_topic(rig: EmbeddedRig) -> No
     assert found[-1] == "late-1"
     await slow(rig, 0)
     await delayed(rig, "m-last")
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert queued(rig)[-1] == "m-last"
 
 
@@ -305,7 +299,7 @@ async def test_a_held_message_waits_for_older_unread_ones(rig: EmbeddedRig) -> N
     await delayed(rig, "m-1")
     await delayed(rig, "m-2", after_ms=SOON_MS + 1)
     due_ms = rig.clock.now_ms() + SOON_MS
-    await after(rig, LATER_MS)
+    await rig.pass_ms(LATER_MS)
     await resume(rig)
     topics = HeldTopics(rig.store, rig.broker.names.slowed)
     before, behind = timeline_mark(due_ms, 0), timeline_mark(due_ms + 1, 0)
@@ -324,7 +318,7 @@ async def test_message_groups_keep_their_order(rig: EmbeddedRig) -> None:
     for number in range(60):
         await delayed(rig, f"A-{number:02}", after_ms=SOON_MS + number, message_group="A")
         await delayed(rig, f"B-{number:02}", after_ms=SOON_MS + number, message_group="B")
-    await after(rig, SOON_MS + 20)
+    await rig.pass_ms(SOON_MS + 20)
     await rig.restart(End.KILL, down_ms=LATER_MS)
     await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=False, deliver_rate=50))
     await drained(rig)
@@ -343,12 +337,11 @@ async def test_no_step_of_the_clock_delivers_early(rig: EmbeddedRig) -> None:
     rig.clock.step_to(rig.clock.now_ms() - HOUR_MS)
     await resume(rig)
     for _ in range(10):
-        await after(rig, 1_000)
+        await rig.pass_ms(1_000)
     assert not queued(rig)
-    rig.clock.advance(HOUR_MS // 2 - 10_000 - 1)
-    await rig.settle()
+    await rig.pass_ms(HOUR_MS // 2 - 10_000 - 1)
     assert not queued(rig)
-    await after(rig, 1)
+    await rig.pass_ms(1)
     await drained(rig)
     assert queued(rig) == ["m-1"]
 
@@ -360,12 +353,12 @@ async def test_a_held_delay_that_a_step_stretched_is_moved_back(rig: EmbeddedRig
     rig.clock.step_to(rig.clock.now_ms() + HOUR_MS)
     at_ms = rig.clock.now_ms() + SOON_MS
     await rig.broker.send([an_envelope("m-1", deliver_at_ms=at_ms)._replace(is_relative=True)])
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert held(rig) == 1
     rig.clock.step_to(rig.clock.now_ms() - HOUR_MS)
     await rig.settle()
     assert held(rig) == 0
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     assert held(rig) == 1
     await resume(rig)
     await drained(rig)
@@ -382,7 +375,7 @@ async def test_a_listing_shows_held_messages(rig: EmbeddedRig) -> None:
     await delayed(rig, "o-1", topic=OTHER)
     await pause(rig, OTHER)
     due_ms = rig.clock.now_ms() + SOON_MS
-    await after(rig, 2 * SOON_MS)
+    await rig.pass_ms(2 * SOON_MS)
 
     async def listed(**wanted: Any) -> list[str]:  # noqa: ANN401 - fields of the request
         found: list[str] = []
@@ -410,7 +403,7 @@ async def test_the_trail_shows_when_a_topic_was_paused(rig: EmbeddedRig) -> None
     """And nothing of each message but that it came."""
     await delayed(rig, "m-1")
     await pause(rig)
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=False, deliver_rate=9))
     await drained(rig)
     found = [(each.event.kind, unpack_id(each.event.message_id)) for each in read_outbox(rig.store)][-4:]
@@ -489,7 +482,7 @@ async def test_a_message_recalled_after_it_was_read_does_not_come(rig: EmbeddedR
     rig.is_whole = False  # nobody is told of what is withdrawn here
     await pause(rig)
     await delayed(rig, *(f"m-{number}" for number in range(3)))
-    await after(rig)
+    await rig.pass_ms(SOON_MS)
     await resume(rig)
     store, read = rig.store, rig.store.scan
     recalled: list[bytes] = []
@@ -585,7 +578,7 @@ async def test_a_lease_that_ends_in_a_pause_counts_once(rig: EmbeddedRig) -> Non
     delivery = await receive_one(rig, invisible_ms=SOON_MS)
     await pause_group(rig)
     for _ in range(3):
-        await after(rig, HOUR_MS)
+        await rig.pass_ms(HOUR_MS)
     await pause_group(rig, is_paused=False)
     rig.clock.advance(100)
     again = await receive_one(rig)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support.clients.embedded.failing import CLIENT, change, pass_time, pushed
+from support.clients.embedded.failing import CLIENT, change, pushed
 from support.models.broker.trail import read_lines
 from support.rigs.broker.rig import (
     GROUP,
@@ -104,7 +104,7 @@ def test_a_burst_delays_no_other_scope(burst: Callable[[EmbeddedRig], Awaitable[
     """While it lasts, what falls due for another topic, be it a millisecond behind it, waits for one turn at most."""
 
     async def scenario(rig: EmbeddedRig) -> None:
-        await pass_time(rig, 0)
+        await rig.pass_ms(0)
         due_ms = rig.clock.now_ms() + SOON_MS
         scope = await burst(rig)
         for number, topic in enumerate(OTHERS):
@@ -129,7 +129,7 @@ def test_a_burst_delays_no_other_scope(burst: Callable[[EmbeddedRig], Awaitable[
 @every_durable_broker()
 async def test_another_groups_retries_pass_a_burst_of_retries(rig: EmbeddedRig) -> None:
     """Its consumer gets them to the millisecond of a turn, while most of the burst still waits."""
-    await pass_time(rig, 0)
+    await rig.pass_ms(0)
     await rig.set_group("calm", max_attempts=5, delays_ms=(SOON_MS + 2 * TURN_MS,))
     await rig.broker.send([an_envelope("calm-1", topic="calm-topic")])
     (delivery,) = await pushed(rig, group="calm", topic="calm-topic")
@@ -150,7 +150,7 @@ def test_a_burst_alone_has_whole_turns() -> None:
     """Its small share is for others' sake: where there are none it is handed over as quickly as ever."""
 
     async def scenario(rig: EmbeddedRig) -> None:
-        await pass_time(rig, 0)
+        await rig.pass_ms(0)
         await burst_of_messages(rig)
         rig.clock.advance(SOON_MS)
         turns = 1
@@ -167,7 +167,7 @@ def test_message_groups_keep_their_order_behind_a_backlog(*, restarts: bool) -> 
     """What is due later never passes an earlier one of its group that still lies in the backlog; others do pass."""
 
     async def scenario(rig: EmbeddedRig) -> None:
-        await pass_time(rig, 0)
+        await rig.pass_ms(0)
         due_ms = rig.clock.now_ms() + SOON_MS
         await burst_of_messages(rig, 2 * BURST)
         await send_delayed(rig, "ordered", due_ms, "A-1", "B-1", "A-2")  # behind the burst, by their acceptance
@@ -206,7 +206,7 @@ async def test_a_group_that_never_finishes_delays_no_other(rig: EmbeddedRig) -> 
             await change(rig, each, group="stuck")
         at_ms = rig.clock.now_ms() + 1
         await send_delayed(rig, "calm-topic", at_ms, f"calm-{attempt}")
-        await pass_time(rig, 1)
+        await rig.pass_ms(1)
         found = await receive(rig, group="calm", topic="calm-topic")
         assert ids(found) == [f"calm-{attempt}"]
         await ack(rig, *found, group="calm", topic="calm-topic")

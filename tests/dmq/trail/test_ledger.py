@@ -64,8 +64,7 @@ async def fill(rig: EmbeddedRig) -> None:
     for failed in (second, third):
         await rig.broker.change_invisible(GROUP, TOPIC, failed.receipt_handle, 0)
     await rig.broker.send_back(GROUP, TOPIC, fourth.receipt_handle, -1)
-    rig.clock.advance(SOON_MS)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS)
     again = await receive(rig, renew_for="push", batch_max=1)
     await rig.broker.change_invisible(GROUP, TOPIC, again[0].receipt_handle, 0)
     at_ms = rig.clock.now_ms() + LATER_MS
@@ -92,8 +91,7 @@ async def test_each_message_is_in_one_term(rig: EmbeddedRig) -> None:
         assert found == FILLED
         rig.check_ledger()
         await rig.restart(End.KILL)
-    rig.clock.advance(LATER_MS)
-    await rig.settle()
+    await rig.pass_ms(LATER_MS)
     assert terms(topic(rig), "scheduled", "fired", "cancelled", "pending") == {
         "scheduled": 3,
         "fired": 2,
@@ -205,8 +203,7 @@ def test_a_store_without_a_ledger_begins_with_its_contents(
             if begun == 1:
                 rig._options = replace(kept, ledger_kinds=())
                 await rig.restart(End.KILL)
-        rig.clock.advance(LATER_MS)
-        await rig.settle()
+        await rig.pass_ms(LATER_MS)
         for delivery in await receive(rig, renew_for="push"):
             await ack(rig, delivery)
         found = group(rig)

@@ -59,12 +59,6 @@ def named(*names: str) -> list[Meant]:
     return [Meant(pack_id(each)) for each in names]
 
 
-async def passed(rig: EmbeddedRig, ms: int) -> None:
-    """Let time pass, and the scheduler do what is due."""
-    rig.clock.advance(ms)
-    await rig.settle()
-
-
 @on_both
 async def test_a_message_comes_at_its_new_time(rig: EmbeddedRig) -> None:
     """Later or earlier, to the millisecond; the others at theirs, and its delivery names the new time."""
@@ -76,7 +70,7 @@ async def test_a_message_comes_at_its_new_time(rig: EmbeddedRig) -> None:
     await rig.broker.delayed.reschedule(TOPIC, named("earlier"), now_ms + 1_000)
     came: list[tuple[int, list[str]]] = []
     for ms in (999, 1, SOON_MS - 1_001, 1, LATER_MS - SOON_MS - 1, 1):
-        await passed(rig, ms)
+        await rig.pass_ms(ms)
         came.append((rig.clock.now_ms() - now_ms, await taken(rig)))
     assert [each for each in came if each[1]] == [(1_000, ["earlier"]), (SOON_MS, ["stays"]), (LATER_MS, ["later"])]
     told = {
@@ -95,7 +89,7 @@ async def test_a_fired_message_comes_at_once(rig: EmbeddedRig) -> None:
     assert await rig.broker.delayed.fire(TOPIC, named("a")) == [(ChangeOutcome.DONE, now_ms)]
     assert await rig.broker.delayed.reschedule(TOPIC, named("b"), 1) == [(ChangeOutcome.DONE, now_ms)]
     assert await rig.broker.delayed.fire(TOPIC, named("a", "b")) == [(ChangeOutcome.DONE, now_ms)] * 2
-    await passed(rig, 2)
+    await rig.pass_ms(2)
     assert sorted(ids(await receive(rig))) == ["a", "b"]
     kinds = [each.event.kind for each in read_outbox(rig.store)]
     assert kinds.count(EventKind.RESCHEDULED) == 2
@@ -105,7 +99,7 @@ async def test_a_fired_message_comes_at_once(rig: EmbeddedRig) -> None:
 async def test_every_answer_is_true(rig: EmbeddedRig) -> None:
     """Done, delivered at, cancelled at, unknown: one for each, in the order they were named, whatever is asked."""
     await sent(rig, "comes", after_ms=1)
-    await passed(rig, 1)
+    await rig.pass_ms(1)
     delivered_ms = rig.clock.now_ms()
     await sent(rig, "waits", "goes")
     rig.clock.advance(1)
@@ -160,7 +154,7 @@ async def test_a_change_outlives_a_kill(rig: EmbeddedRig) -> None:
     await rig.restart(End.KILL, down_ms=SOON_MS)
     await rig.settle()
     assert ids(await receive(rig)) == ["n"]
-    await passed(rig, SOON_MS)
+    await rig.pass_ms(SOON_MS)
     assert ids(await receive(rig)) == ["m"]
 
 
@@ -169,7 +163,7 @@ async def test_a_message_group_goes_by_the_new_times(rig: EmbeddedRig) -> None:
     """Moving one changes its place among those of its group, as its user asked for."""
     await sent(rig, "m-1", "m-2", "m-3", message_group="g")
     await rig.broker.delayed.reschedule(TOPIC, named("m-1"), rig.clock.now_ms() + SOON_MS + 1)
-    await passed(rig, 2 * SOON_MS)
+    await rig.pass_ms(2 * SOON_MS)
     assert ids(await receive(rig)) == ["m-2", "m-3", "m-1"]
 
 
@@ -189,7 +183,7 @@ async def test_changes_of_one_message_take_turns(rig: EmbeddedRig) -> None:
         len(cancelled) - 1
     )
     assert {each.outcome for each in told} <= {ChangeOutcome.DONE, ChangeOutcome.CANCELLED}
-    await passed(rig, LATER_MS)
+    await rig.pass_ms(LATER_MS)
     assert not await receive(rig)
 
 
@@ -204,7 +198,7 @@ async def test_many_are_changed_in_one_call(rig: EmbeddedRig) -> None:
     assert [each.outcome for each in told] == [ChangeOutcome.DONE] * 20 + [ChangeOutcome.UNKNOWN]
     told = await rig.broker.delayed.fire(TOPIC, named(*names))
     assert {each.outcome for each in told} == {ChangeOutcome.DONE}
-    await passed(rig, 5)
+    await rig.pass_ms(5)
     assert len(await receive(rig, batch_max=1_000)) == len(names)
 
 
@@ -272,7 +266,7 @@ async def test_no_message_is_moved_beyond_its_expiry(rig: EmbeddedRig) -> None:
     assert await broker.by_key(TOPIC, ["k"], lambda meant: broker.reschedule(TOPIC, meant, expiry_ms + 1)) == [
         (pack_id("e"), expires)
     ]
-    await passed(rig, SOON_MS)
+    await rig.pass_ms(SOON_MS)
     assert await taken(rig) == ["e"]
 
 
@@ -287,7 +281,7 @@ async def test_a_message_is_moved_up_to_its_expiry(rig: EmbeddedRig) -> None:
     )
     broker = rig.broker.delayed
     assert await broker.reschedule(TOPIC, named("e"), expiry_ms - 1) == [(ChangeOutcome.DONE, expiry_ms - 1)]
-    await passed(rig, LATER_MS)
+    await rig.pass_ms(LATER_MS)
     assert await broker.fire(TOPIC, named("e")) == [Changed(ChangeOutcome.EXPIRES, expiry_ms)]
     assert await broker.cancel(TOPIC, named("e")) == [(ChangeOutcome.DONE, expiry_ms)]
 
@@ -305,11 +299,11 @@ async def test_the_obstacle_of_a_fired_message_is_returned(rig: EmbeddedRig) -> 
     assert await held("a") is HeldBy.NOTHING
     await operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
     assert await held("b") is HeldBy.PAUSE
-    await passed(rig, 1)
+    await rig.pass_ms(1)
     assert await broker.cancel(TOPIC, named("b")) == [(ChangeOutcome.DONE, rig.clock.now_ms())]
     assert await held("c", at_ms=rig.clock.now_ms() + LATER_MS) is HeldBy.NOTHING
     assert await held("d") is HeldBy.PAUSE
-    await passed(rig, 1)
+    await rig.pass_ms(1)
     await operator.set_topic(TOPIC, flow=FlowChange(is_paused=False))
     assert await held("e") is HeldBy.RATE
     await operator.set_topic(TOPIC, flow=FlowChange(deliver_rate=1))
@@ -328,9 +322,9 @@ def test_a_change_in_doubt_is_reported_when_repeated(tmp_path: Path) -> None:
             with pytest.raises(BrokerUnavailable):
                 await rig.broker.delayed.reschedule(TOPIC, named(f"m-{end.value}"), at_ms)
             await rig.restart(end)
-            await passed(rig, SOON_MS)
+            await rig.pass_ms(SOON_MS)
             assert await taken(rig) == ([] if end is End.KILL else [f"m-{end.value}"])
-        await passed(rig, LATER_MS)
+        await rig.pass_ms(LATER_MS)
         assert await taken(rig) == [f"m-{End.KILL.value}"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False), scenario))
@@ -345,14 +339,14 @@ async def test_a_time_that_was_given_is_moved_by_no_step(rig: EmbeddedRig) -> No
         [an_envelope(each, deliver_at_ms=ahead_ms + SOON_MS)._replace(is_relative=True) for each in ("given", "delay")]
     )
     await rig.broker.delayed.reschedule(TOPIC, named("given"), ahead_ms + 2 * SOON_MS)
-    await passed(rig, 1_500)  # steps within a second are one
+    await rig.pass_ms(1_500)  # steps within a second are one
     rig.clock.step_to(rig.clock.now_ms() - LATER_MS)
     await rig.settle()
-    await passed(rig, SOON_MS)
+    await rig.pass_ms(SOON_MS)
     assert await taken(rig) == ["delay"]
     moved = [each.event for each in read_outbox(rig.store) if each.event.kind is EventKind.RESCHEDULED]
     assert [each.message_id for each in moved] == [pack_id("given"), pack_id("delay")]
-    await passed(rig, LATER_MS + 2 * SOON_MS)
+    await rig.pass_ms(LATER_MS + 2 * SOON_MS)
     assert await taken(rig) == ["given"]
 
 
@@ -368,11 +362,11 @@ def test_now_is_the_time_of_the_daemon(tmp_path: Path) -> None:
         at_ms = believed_ms + SOON_MS
         assert await rig.broker.delayed.reschedule(TOPIC, named("waits"), at_ms) == [(ChangeOutcome.DONE, at_ms)]
         assert await rig.broker.delayed.fire(TOPIC, named("fired")) == [(ChangeOutcome.DONE, believed_ms)]
-        await passed(rig, 5)
+        await rig.pass_ms(5)
         assert await taken(rig) == ["fired"]
-        await passed(rig, SOON_MS - 6)
+        await rig.pass_ms(SOON_MS - 6)
         assert await taken(rig) == []
-        await passed(rig, 1)
+        await rig.pass_ms(1)
         assert await taken(rig) == ["waits"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, options=options), scenario))

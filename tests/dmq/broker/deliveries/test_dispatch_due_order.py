@@ -53,8 +53,7 @@ async def test_a_message_that_comes_back_at_once_stops_no_other_queue(rig: Embed
         came.add(found.message_id)
         if found.message_id == "1":
             await rig.broker.change_invisible(GROUP, TOPIC, found.receipt_handle, 1)
-            rig.clock.advance(1)
-            await rig.settle()
+            await rig.pass_ms(1)
         else:
             await ack(rig, found)
         if len(came) == 6:

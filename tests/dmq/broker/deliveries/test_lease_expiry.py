@@ -57,8 +57,7 @@ async def pass_time(rig: EmbeddedRig, ms: int, *, seen: str = "") -> None:
         ms -= step
         if seen:
             rig.broker.client_seen(seen)
-        rig.clock.advance(step)
-        await rig.settle()
+        await rig.pass_ms(step)
 
 
 def test_leases_of_all_groups_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +157,7 @@ def test_finished_leases_are_forgotten_before_their_time(tmp_path: Path, monkeyp
                 await ack(rig, *await receive(rig, batch_max=20, invisible_ms=length))
         assert len(rig.broker.lease_ends._timers._heap) <= 64 + 1
         for invisible_ms in sorted(lengths):
-            rig.clock.advance(1_000)
-            await rig.settle()
+            await rig.pass_ms(1_000)
             assert kept[invisible_ms] in ids(await receive(rig, batch_max=1))
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
@@ -181,8 +179,7 @@ def test_a_lease_ends_in_its_time_if_its_receive_fails(tmp_path: Path, monkeypat
             patch.setattr(HandOut, "_delivery", failing)
             with pytest.raises(RuntimeError):
                 await receive(rig, invisible_ms=SOON_MS)
-        rig.clock.advance(SOON_MS)
-        await rig.settle()
+        await rig.pass_ms(SOON_MS)
         assert sorted(ids(await receive(rig))) == ["m-1", "m-2", "m-3"]
 
     asyncio.run(play(EmbeddedRig(tmp_path, on_disk=False, queues=1), scenario))
@@ -205,8 +202,7 @@ async def test_all_leases_of_a_receive_end(rig: EmbeddedRig) -> None:
         patch.setattr(GroupSubscription, "choose", choose_slowly)
         assert len(await receive(rig, batch_max=6)) == 6
     for ms in (INVISIBLE_MS - 2, 1, 1):
-        rig.clock.advance(ms)
-        await rig.settle()
+        await rig.pass_ms(ms)
     assert ids(await receive(rig, batch_max=6)) == ["0", "1", "2", "3", "4", "5"]
 
 
@@ -253,11 +249,9 @@ async def test_renewing_ends_when_the_client_leaves(rig: EmbeddedRig) -> None:
     rig.broker.client_gone("gone")
     rig.broker.client_gone("gone")
     rig.broker.client_gone("never seen")
-    rig.clock.advance(999)
-    await rig.settle()
+    await rig.pass_ms(999)
     assert not await receive(rig)
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     again = await receive_one(rig)
     assert (again.message_id, again.delivery_attempt) == (gone[0].message_id, 2)
 
@@ -272,8 +266,7 @@ async def test_an_unregistration_returns_the_remaining_messages_of_a_client(rig:
     assert list(await ack(rig, first)) == [None]
     await pass_time(rig, AUTO_RENEW_INVISIBLE_MS // 2, seen="client-1")
     rig.broker.client_gone("client-1")
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     (again,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="client-2")
     assert (again.message_id, again.delivery_attempt) == (second.message_id, 2)
     assert list(await ack(rig, again)) == [None]
@@ -366,8 +359,7 @@ async def test_an_extension_while_the_lease_is_being_ended_wins(rig: EmbeddedRig
     await rig.restart(End.KILL)
     await rig.settle()
     assert not await receive(rig)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert (await receive_one(rig)).delivery_attempt == 2
 
 
@@ -404,8 +396,7 @@ async def test_a_lease_that_was_changed_ends_once(rig: EmbeddedRig) -> None:
     delivery = await receive_one(rig)
     for invisible_ms in (SOON_MS, 2 * SOON_MS, SOON_MS):
         await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, invisible_ms)
-    rig.clock.advance(INVISIBLE_MS * 2)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS * 2)
     assert returns(rig) == [(EventKind.LEASE_EXPIRED, 2)]
     assert len(await receive(rig)) == 1
 
@@ -430,8 +421,7 @@ async def test_a_process_that_stood_still_fails_no_delivery_of_a_client_that_liv
     """A paused container ends no lease that would have been renewed; who is silent afterwards loses it then."""
     await send(rig, "m-1")
     (delivery,) = await receive(rig, invisible_ms=AUTO_RENEW_INVISIBLE_MS, renew_for="c-1")
-    rig.clock.advance(10 * AUTO_RENEW_INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(10 * AUTO_RENEW_INVISIBLE_MS)
     assert not await receive(rig)
     assert returns(rig) == []
     await pass_time(rig, 2 * AUTO_RENEW_INVISIBLE_MS, seen="c-1")
@@ -454,8 +444,7 @@ async def test_a_delivery_extended_while_its_expiry_is_decided_continues(rig: Em
     assert rig.broker.failures._waiting, "its end is being decided"
     await rig.broker.change_invisible(GROUP, TOPIC, delivery.receipt_handle, INVISIBLE_MS)
     await ending
-    rig.clock.advance(INVISIBLE_MS - 1)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS - 1)
     assert await ack(rig, delivery) == [None]
     assert EventKind.DEAD_EXHAUSTED not in [event.kind for _, event in read_outbox(rig.broker.store)]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.clients.embedded.failing import change, pass_time, pushed, pushed_one
+from support.clients.embedded.failing import change, pushed, pushed_one
 from support.forges.messages.letters import DEAD, REDRIVE, UNDERTAKER, a_message, finish, letters, told
 from support.rigs.broker.rig import GROUP, EmbeddedRig, End, ack, every_durable_broker, ids, receive
 
@@ -46,9 +46,9 @@ async def test_it_comes_until_then_and_is_a_dead_letter_after_it(rig: EmbeddedRi
     until_ms = rig.clock.now_ms() + S
     await rig.broker.send([wanted_for(rig, "m-1", S)])
     await receive(rig, group="others", topic="elsewhere")
-    await pass_time(rig, S)
+    await rig.pass_ms(S)
     assert ids(await receive(rig, group="others")) == ["m-1"]
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     await nobody_gets_it(rig)
     assert await dead(rig) == [("m-1", Reason.TOO_LATE, 0)]
     (event,) = told(rig, EventKind.DEAD_TOO_LATE)
@@ -71,12 +71,12 @@ async def test_no_retry_is_made_after_it(rig: EmbeddedRig) -> None:
     await rig.set_group(GROUP, max_attempts=9, delays_ms=(S, 10 * S))
     await rig.broker.send([wanted_for(rig, "m-1", 5 * S)])
     await change(rig, await pushed_one(rig))
-    await pass_time(rig, S)
+    await rig.pass_ms(S)
     await change(rig, await pushed_one(rig))
     assert await dead(rig) == [("m-1", Reason.TOO_LATE, 2)]
     await rig.broker.send([wanted_for(rig, "m-2", 5 * S)])
     assert ids(await receive(rig, invisible_ms=10 * S)) == ["m-2"]
-    await pass_time(rig, 10 * S)
+    await rig.pass_ms(10 * S)
     await nobody_gets_it(rig)
     assert (await dead(rig))[1:] == [("m-2", Reason.TOO_LATE, 1)]
 
@@ -87,7 +87,7 @@ async def test_a_message_group_continues_after_it(rig: EmbeddedRig) -> None:
     await rig.set_group(GROUP, max_attempts=3, delays_ms=(S,), is_fifo=True)
     await rig.broker.send([wanted_for(rig, "m-1", S, message_group="a")])
     await rig.broker.send([wanted_for(rig, "m-2", 60 * S, message_group="a")])
-    await pass_time(rig, 2 * S)
+    await rig.pass_ms(2 * S)
     assert not await pushed(rig)
     await rig.settle()
     assert ids(await pushed(rig)) == ["m-2"]
@@ -98,7 +98,7 @@ async def test_a_message_group_continues_after_it(rig: EmbeddedRig) -> None:
 async def test_its_letter_can_be_read_and_sent_again(rig: EmbeddedRig) -> None:
     """Who reads the dead-letter queue gets it, however late; a redriven one has no such time any more."""
     await rig.broker.send([wanted_for(rig, "m-1", S)])
-    await pass_time(rig, 2 * S)
+    await rig.pass_ms(2 * S)
     await nobody_gets_it(rig)
     (letter,) = await receive(rig, group=UNDERTAKER, topic=DEAD)
     assert letter.dead_letter is not None

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from support.clients.embedded.failing import change, dead_letters, is_over, pass_time, pushed, pushed_one
+from support.clients.embedded.failing import change, dead_letters, is_over, pushed, pushed_one
 from support.models.store.outbox import read_outbox
 from support.rigs.broker.rig import (
     GROUP,
@@ -89,7 +89,7 @@ async def walk(
     rig: EmbeddedRig, waits_ms: Sequence[int], wish: Callable[[int], int], passes: Pass | None = None
 ) -> list[int]:
     """Fail the message each time it comes, which is after its wait and not a millisecond before; return when it did."""
-    passes = passes or (lambda ms: pass_time(rig, ms))
+    passes = passes or rig.pass_ms
     failed_at_ms = []
     delivery = await pushed_one(rig)
     for attempt, wait_ms in enumerate(waits_ms, start=1):
@@ -108,7 +108,7 @@ async def comes(rig: EmbeddedRig, wait_ms: int, passes: Pass, attempt: int) -> D
     if wait_ms:
         await passes(wait_ms - 1)
         assert not await pushed(rig), f"the retry after attempt {attempt} came earlier than {wait_ms} ms"
-    await pass_time(rig, 1 if wait_ms else 0)
+    await rig.pass_ms(1 if wait_ms else 0)
     found = await pushed(rig)
     assert found, f"the retry after attempt {attempt} was not there after {wait_ms} ms"
     (delivery,) = found
@@ -193,10 +193,10 @@ def test_a_restart_in_the_middle_of_an_interval_changes_nothing(
 
     async def scenario(rig: EmbeddedRig) -> None:
         async def pass_with_an_end(ms: int) -> None:
-            await pass_time(rig, ms // 3)
+            await rig.pass_ms(ms // 3)
             await rig.restart(end, down_ms=ms // 3)
             assert not await pushed(rig)  # and what the group has is loaded
-            await pass_time(rig, ms - ms // 3 * 2)
+            await rig.pass_ms(ms - ms // 3 * 2)
 
         await begin(rig, None, message_group)
         failed_at_ms = await walk(rig, DEFAULT_MS, WISHES["nothing"], pass_with_an_end)
@@ -217,7 +217,7 @@ async def test_a_retry_that_fell_due_without_a_run_is_there_at_once(rig: Embedde
     second = await pushed_one(rig)
     assert second.delivery_attempt == 2
     await change(rig, second)
-    third = await comes(rig, DEFAULT_MS[1], lambda ms: pass_time(rig, ms), 2)
+    third = await comes(rig, DEFAULT_MS[1], rig.pass_ms, 2)
     assert third.delivery_attempt == 3
 
 
@@ -229,9 +229,9 @@ async def test_a_lease_that_ends_comes_back_at_once_and_counts(rig: EmbeddedRig)
     for attempt in range(1, ATTEMPTS + 1):
         delivery = await receive_one(rig)
         assert delivery.delivery_attempt == attempt
-        await pass_time(rig, INVISIBLE_MS - 1)
+        await rig.pass_ms(INVISIBLE_MS - 1)
         assert not await pushed(rig)
-        await pass_time(rig, 1)
+        await rig.pass_ms(1)
         failed_at_ms.append(rig.clock.now_ms())
     await is_dead(rig, ATTEMPTS, failed_at_ms[0], failed_at_ms[-1])
     assert await is_over(rig)
@@ -244,13 +244,13 @@ async def test_a_lease_that_ends_takes_its_place_in_the_table(rig: EmbeddedRig) 
     for attempt in range(1, ATTEMPTS, 2):
         expires = await receive_one(rig)
         assert expires.delivery_attempt == attempt
-        await pass_time(rig, INVISIBLE_MS)
+        await rig.pass_ms(INVISIBLE_MS)
         nacked = await pushed_one(rig)
         assert nacked.delivery_attempt == attempt + 1
         await change(rig, nacked)
-        await pass_time(rig, DEFAULT_MS[attempt] - 1)
+        await rig.pass_ms(DEFAULT_MS[attempt] - 1)
         assert not await pushed(rig), f"the retry after attempt {attempt + 1} is early"
-        await pass_time(rig, 1)
+        await rig.pass_ms(1)
     last = await pushed_one(rig)
     assert last.delivery_attempt == ATTEMPTS
     await change(rig, last)

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from support.clients.embedded.admin_answers import group_of
-from support.clients.embedded.failing import change, comes_after, pass_time, pushed, pushed_one
+from support.clients.embedded.failing import change, comes_after, pushed, pushed_one
 from support.forges.messages.letters import (
     COMMANDS,
     DEAD,
@@ -102,7 +102,7 @@ def test_each_entry_is_counted_once(tmp_path: Path, command: Command) -> None:
         assert len(await pushed(rig)) == (32 if command is run_now else 0)
         assert len(await pushed(rig)) == (8 if command is run_now else 0)
         assert await entries(rig, group=OTHERS) == foreign
-        await pass_time(rig, 1)
+        await rig.pass_ms(1)
         assert ids(await receive(rig, topic="delayed")) == ["d-1"]
 
     for on_disk in (True, False):
@@ -119,7 +119,7 @@ async def check_visible_once(rig: EmbeddedRig, kind: EventKind) -> None:
     """The retry of m-1 is visible, as its second attempt, and nowhere else, however long one waits."""
     delivery = await pushed_one(rig)
     assert (delivery.message_id, delivery.topic, delivery.delivery_attempt) == ("m-1", TOPIC, 2)
-    await pass_time(rig, 2 * HOUR_MS)
+    await rig.pass_ms(2 * HOUR_MS)
     await ack(rig, delivery)
     assert not await pushed(rig)
     assert not await letters(rig)
@@ -131,7 +131,7 @@ async def check_dead_once(rig: EmbeddedRig) -> None:
     (letter,) = await letters(rig)
     dead = letter.dead
     assert (dead.message_id, dead.origin_topic, dead.reason, dead.attempts) == ("m-1", TOPIC, Reason.OPERATOR, 1)
-    await pass_time(rig, 2 * HOUR_MS)
+    await rig.pass_ms(2 * HOUR_MS)
     assert not await pushed(rig)
     (received,) = await receive(rig, group=UNDERTAKER, topic=DEAD)
     assert received.dead_letter == (TOPIC, "m-1", 1, "operator", dead.first_failed_at_ms, dead.last_failed_at_ms)
@@ -263,9 +263,9 @@ def test_a_crash_leaves_a_retry_before_or_after(
             await check_once(rig, command)
         else:
             assert await entries(rig) == before
-            await pass_time(rig, HOUR_MS - 1)
+            await rig.pass_ms(HOUR_MS - 1)
             assert not await pushed(rig)
-            await pass_time(rig, 1)
+            await rig.pass_ms(1)
             await check_visible_once(rig, EventKind.RETRIED)
 
     asyncio.run(play(BreakingRig(tmp_path, on_disk=on_disk), scenario))
@@ -286,7 +286,7 @@ def test_a_crash_leaves_the_old_policy_or_the_new_one(tmp_path: Path, where: Bre
         found = policy_of((await group_of(rig)).policy)
         is_new = where.leaves(end)
         assert (found.max_attempts, found.backoff) == ((1, Fixed(7_000)) if is_new else (3, Fixed(1_000)))
-        await pass_time(rig, 1_000)
+        await rig.pass_ms(1_000)
         assert ids(await pushed(rig)) == ([] if is_new else ["m-1"])
         await rig.settle()
         assert len(await letters(rig)) == is_new

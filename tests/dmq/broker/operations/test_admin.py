@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from support.clients.embedded.admin_answers import ask, group_of, groups_of, message_of
-from support.clients.embedded.failing import change, comes_after, is_over, pass_time, pushed, pushed_one
+from support.clients.embedded.failing import change, comes_after, is_over, pushed, pushed_one
 from support.forges.messages.letters import (
     DEAD,
     PURGE,
@@ -80,7 +80,7 @@ async def test_a_group_shows_its_settings_and_its_counts(rig: EmbeddedRig) -> No
     await die(rig, a_message("m-0"), a_message("m-1"))
     await finish(rig, replace(PURGE, filter=only("m-0")))
     await fail(rig, "m-2", "m-3")
-    await pass_time(rig, 600_000)
+    await rig.pass_ms(600_000)
     await fail(rig, "m-4")
     await rig.broker.send([a_message("m-5")])
     await receive_one(rig)
@@ -130,7 +130,7 @@ async def test_a_lowered_maximum_applies_to_pending_messages(rig: EmbeddedRig) -
     await fail_again(rig)
     await set_policy(rig, 2, 1_000)
     await rig.restart(End.KILL)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     assert not await pushed(rig)
     assert await is_over(rig)
     (letter,) = await letters(rig)
@@ -205,7 +205,7 @@ async def test_a_waiting_retry_shows_its_message(rig: EmbeddedRig) -> None:
     failed_at_ms: list[int] = []
     for attempt in (2, 3):
         delivery = await pushed_one(rig)
-        await pass_time(rig, 77)  # of work
+        await rig.pass_ms(77)  # of work
         failed_at_ms.append(rig.clock.now_ms())
         await change(rig, delivery)
         found = (await waiting(rig))[0]
@@ -287,7 +287,7 @@ async def test_a_redriven_letter_is_a_new_message(rig: EmbeddedRig) -> None:
     later_ms = rig.clock.now_ms() + 1
     await die(rig, a_message("m-1", body=b"as sent", tag="blue", keys=("k1", "k2"), message_group="g"))
     await rig.broker.send([a_message("m-2", topic="refunds", deliver_at_ms=later_ms)])
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     await forward(rig, topic="refunds")
     before = {each.dead.message_id: decode(each.payload) for each in await letters(rig)}
     assert counts(await finish(rig, REDRIVE)) == (2, 0, 0)
@@ -334,10 +334,10 @@ def test_a_job_processes_the_matches_of_its_filter(tmp_path: Path, job: Job) -> 
     async def scenario(rig: EmbeddedRig) -> None:
         await set_policy(rig, 3, HOUR_MS)
         await die(rig, a_message("m-1", topic="refunds"), a_message("m-2", keys=("k", "l")))
-        await pass_time(rig, 1_000)
+        await rig.pass_ms(1_000)
         now_ms = rig.clock.now_ms()
         await die(rig, a_message("m-3"))
-        await pass_time(rig, 1_000)
+        await rig.pass_ms(1_000)
         await fail(rig, "m-0")
         await to_dead(rig, *await entries(rig))
         await die(rig, a_message("m-4"), a_message("m-5"))
@@ -381,6 +381,6 @@ async def test_a_purged_letter_is_a_fact_without_a_body(rig: EmbeddedRig) -> Non
         assert [b"secret" in record.payload for _, _, record in queued(rig, DEAD)] == [False, True]
         assert [kept] == await letters(rig) == before[1:]
         for group in (UNDERTAKER, OTHERS):
-            await pass_time(rig, HOUR_MS)
+            await rig.pass_ms(HOUR_MS)
             assert ids(await receive(rig, group=group, topic=DEAD)) == ["m-2"]
         await rig.restart(End.KILL)

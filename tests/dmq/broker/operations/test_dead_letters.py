@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
-from support.clients.embedded.failing import change, pass_time, pushed_one
+from support.clients.embedded.failing import change, pushed_one
 from support.forges.messages.letters import (
     ALL,
     DEAD,
@@ -45,12 +45,12 @@ async def test_a_letter_shows_its_message_and_its_end(rig: EmbeddedRig) -> None:
     envelope = a_message("m-1", body=b"as sent", tag="blue", keys=("k1", "k2"))
     await rig.broker.send([envelope])
     first = await pushed_one(rig)
-    await pass_time(rig, WORK_MS)
+    await rig.pass_ms(WORK_MS)
     first_failed_at_ms = rig.clock.now_ms()
     await change(rig, first)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     second = await pushed_one(rig)
-    await pass_time(rig, WORK_MS)
+    await rig.pass_ms(WORK_MS)
     died_at_ms = rig.clock.now_ms()
     await change(rig, second)
     for _ in range(2):
@@ -108,7 +108,7 @@ async def test_each_filter_lists_its_matches(rig: EmbeddedRig) -> None:
         [(TOPIC, ("a",)), ("refunds", ("a", "b")), (TOPIC, ("b", "c")), ("refunds", ())]
     ):
         envelope = a_message(f"m-{number}", topic=topic, keys=keys)
-        await pass_time(rig, 1_000)
+        await rig.pass_ms(1_000)
         times.append(rig.clock.now_ms())
         if number != 2:
             await die(rig, envelope)
@@ -194,7 +194,7 @@ async def test_reading_the_queue_as_a_consumer_changes_nothing_here(rig: Embedde
 async def test_a_message_sent_to_the_queue_is_a_letter_without_a_history(rig: EmbeddedRig) -> None:
     """It has no origin and no reason, so no filter by those finds it; its time is when it came."""
     await die_many(rig, 1)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     now_ms = rig.clock.now_ms()
     envelope = a_message("by-hand", topic=DEAD, keys=("k",), tag="t")
     await rig.broker.send([envelope])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from support.clients.embedded.failing import change, pass_time
+from support.clients.embedded.failing import change
 from support.effort import EFFORT
 from support.forges.messages.letters import (
     DEAD,
@@ -219,7 +219,7 @@ class Play:
 
     async def _die(self, number: int, letter: Letter) -> None:
         rig = self.rig
-        await pass_time(rig, max(0, self.began_ms + letter.wave * WAVE_MS - rig.clock.now_ms()))
+        await rig.pass_ms(max(0, self.began_ms + letter.wave * WAVE_MS - rig.clock.now_ms()))
         topic = letter.topic if letter.reason is not None else DEAD
         message = a_message(_name(number), topic=topic, body=_name(number).encode(), keys=(letter.key,))
         if not letter.is_readable:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from support.clients.embedded.admin_answers import message_of
-from support.clients.embedded.failing import change, pass_time, pushed_one
+from support.clients.embedded.failing import change, pushed_one
 from support.forges.messages.letters import (
     OTHERS,
     PURGE,
@@ -70,7 +70,7 @@ async def test_it_restarts_with_the_link_and_reports_the_direction(rig: Embedded
     """Attempt 1 under a new id; a failure of it waits, counts, and ends in a letter of its own."""
     await rig.set_group(GROUP, max_attempts=2, delays_ms=(1_000,))
     await die(rig, a_message("m-0", body=b"as sent", tag="blue", keys=("k",)))
-    await pass_time(rig, 10_000)
+    await rig.pass_ms(10_000)
     await finish(rig, REDRIVE)
     child = child_of(rig, "m-0")
     assert child.group == GROUP
@@ -83,7 +83,7 @@ async def test_it_restarts_with_the_link_and_reports_the_direction(rig: Embedded
     assert (first.message_id, first.delivery_attempt, first.dead_letter) == (child.message.message_id, 1, None)
     failed_at_ms = rig.clock.now_ms()
     await change(rig, first)
-    await pass_time(rig, 1_000)
+    await rig.pass_ms(1_000)
     second = await pushed_one(rig)
     assert (second.message_id, second.delivery_attempt) == (first.message_id, 2)
     await change(rig, second)
@@ -292,7 +292,7 @@ async def test_one_message_of_a_message_group_is_out_at_a_time_in_any_queue(rig:
     assert await receive(rig, renew_for="c") == []
     await change(rig, second)  # it failed: hidden where it lies, and the others wait
     assert await receive(rig, renew_for="c") == []
-    await pass_time(rig, 10**7)
+    await rig.pass_ms(10**7)
     seen = []
     for _ in range(4):
         found = [each for each in await receive(rig, renew_for="c") if decode(each.payload).message_group == "g"]
@@ -315,7 +315,7 @@ async def test_one_that_is_hidden_in_the_lane_holds_up_its_message_group_after_a
     await rig.broker.send([a_message("m-1", message_group="g")])
     await rig.restart(End.KILL)
     assert await receive(rig, renew_for="c") == []
-    await pass_time(rig, 10**7)
+    await rig.pass_ms(10**7)
     (again,) = await receive(rig, renew_for="c")
     assert (parents([again]), again.delivery_attempt) == (["m-0"], 2)
     waits = asyncio.ensure_future(receive(rig, wait_ms=20_000, renew_for="c"))

@@ -42,8 +42,7 @@ async def fill(rig: EmbeddedRig) -> None:
     await die(rig, a_message("dead"), group="theirs")
     for delivery in await receive(rig, renew_for="client"):
         await change(rig, delivery)
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     await rig.broker.send([a_message("again")])
     for delivery in await receive(rig, group="others", renew_for="client"):
         await change(rig, delivery, group="others")

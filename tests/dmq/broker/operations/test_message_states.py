@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.clients.embedded.admin_answers import message_of
-from support.clients.embedded.failing import change, give_up, pass_time, pushed_one
+from support.clients.embedded.failing import change, give_up, pushed_one
 from support.clients.embedded.retain import TOLD, keep, turn
 from support.forges.messages.letters import (
     REDRIVE,
@@ -108,13 +108,13 @@ async def test_a_retry_is_followed_to_its_end(rig: EmbeddedRig) -> None:
     (entry,) = [each.entry for each in await waiting(rig) if each.message_id == "by-hand"]
     await to_dead(rig, entry)
     assert (await of(rig, "by-hand"))[0] is S.DEAD
-    await pass_time(rig, MINUTE_MS)
+    await rig.pass_ms(MINUTE_MS)
     assert await of(rig, "m") == (S.READY, 2, 0)
     delivery = await pushed_one(rig)
     assert (await of(rig, "m"))[:2] == (S.LEASED, 2)
     await change(rig, delivery)
     assert await of(rig, "m") == (S.RETRYING, 3, MINUTE_MS)
-    await pass_time(rig, MINUTE_MS)
+    await rig.pass_ms(MINUTE_MS)
     await ack(rig, await pushed_one(rig))
     assert await of(rig, "m") == (S.ACKNOWLEDGED, 0, 0)
 
@@ -136,7 +136,7 @@ async def test_a_message_in_order_keeps_its_last_error(rig: EmbeddedRig) -> None
     failed_at_ms = rig.clock.now_ms()
     await change(rig, delivery)
     assert (await last())[2:] == (failed_at_ms, reason.error_text)
-    await pass_time(rig, MINUTE_MS)
+    await rig.pass_ms(MINUTE_MS)
     assert await last() == (S.READY, 2, failed_at_ms, reason.error_text)
     await pushed_one(rig)
     assert await last() == (S.LEASED, 2, failed_at_ms, reason.error_text)
@@ -150,7 +150,7 @@ async def test_a_message_that_comes_back_is_ready_with_its_next_attempt(rig: Emb
     await send(rig, "m")
     await receive(rig)
     assert await of(rig, "m") == (S.LEASED, 1, INVISIBLE_MS)
-    await pass_time(rig, INVISIBLE_MS)
+    await rig.pass_ms(INVISIBLE_MS)
     assert await of(rig, "m") == (S.READY, 2, 0)
 
 
@@ -195,7 +195,7 @@ async def test_a_message_removed_from_its_queue_is_expired(rig: EmbeddedRig) -> 
     await receive(rig, group="picky", tags=["blue"])
     await receive(rig, group="awake")
     await keep(rig, TOLD)
-    await pass_time(rig, 2 * INVISIBLE_MS)
+    await rig.pass_ms(2 * INVISIBLE_MS)
     await turn(rig)
     assert await state(rig, "m") is S.EXPIRED
     unknown = S.UNKNOWN, 0, 0

@@ -87,8 +87,7 @@ class Play:
             case "reset" if any(each.event.kind is EventKind.SUBSCRIBED for each in self._trail(step.group)):
                 await rig.broker.operator.reset_group(step.group, TOPIC, BEGIN)
             case "pass":
-                rig.clock.advance(step.number * KEEP_MS // 2)
-                await rig.settle()
+                await rig.pass_ms(step.number * KEEP_MS // 2)
             case "turn":
                 await rig.broker.retention.turn()
             case "restart":
@@ -146,8 +145,7 @@ class Play:
             for each in self._trail()
             if each.event.kind is EventKind.QUEUED
         }
-        rig.clock.advance(10 * KEEP_MS)
-        await rig.settle()
+        await rig.pass_ms(10 * KEEP_MS)
         begin, end = await rig.broker.pulls.queue_range(TOPIC, 0)
         for group in GROUPS:
             acked = self._finished(group)

@@ -71,8 +71,7 @@ async def test_retries_go_once_their_group_has_finished_them(rig: EmbeddedRig) -
     await send(rig, *sends(0, 2))
     for failed in await receive(rig, renew_for="push"):
         await rig.broker.change_invisible(GROUP, TOPIC, failed.receipt_handle, 0)
-    rig.clock.advance(2_000)
-    await rig.settle()
+    await rig.pass_ms(2_000)
     assert (await turn(rig))[:2] == (2, 0)  # the originals: each went on as a copy
     assert lying(rig) == 2
     assert await turn(rig) == RemovedMessages()
@@ -85,8 +84,7 @@ async def test_retries_go_once_their_group_has_finished_them(rig: EmbeddedRig) -
     await send(rig, "m-2")
     (failed,) = await receive(rig, renew_for="push")
     await rig.broker.change_invisible(GROUP, TOPIC, failed.receipt_handle, 0)
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     assert await read(rig) == ["m-2"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from support.forges.messages.schedules import NAME, add, check_rows, occurrences, pass_ms, tick, wanted
+from support.forges.messages.schedules import NAME, add, check_rows, occurrences, tick, wanted
 from support.models.store.outbox import read_outbox
 from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, an_envelope, every_durable_broker, ids, play, receive
 from support.rigs.store.rows import counted, recount
@@ -50,9 +50,9 @@ async def test_every_occurrence_is_a_message_of_its_own(rig: EmbeddedRig) -> Non
     began_ms = rig.clock.now_ms()
     status = await add(rig, tag="t", body=b"hello")
     assert status.next_due_ms == began_ms + 1_000
-    await pass_ms(rig, 999)
+    await rig.pass_ms(999)
     assert not await receive(rig)
-    await pass_ms(rig, 1)
+    await rig.pass_ms(1)
     await tick(rig, 2)
     assert occurrences(rig) == [(n, began_ms + n * 1_000) for n in (1, 2, 3)]
     found = await receive(rig)
@@ -73,7 +73,7 @@ async def test_it_continues_after_a_restart(rig: EmbeddedRig) -> None:
     began_ms = rig.clock.now_ms()
     await add(rig)
     for number in range(1, 6):
-        await pass_ms(rig, 1_000)
+        await rig.pass_ms(1_000)
         await rig.restart(End.KILL if number % 2 else End.CLOSE)
         check_rows(rig)
     assert occurrences(rig) == [(n, began_ms + n * 1_000) for n in range(1, 6)]
@@ -94,7 +94,7 @@ async def test_missed_times_are_caught_up_by_the_policy(rig: EmbeddedRig) -> Non
     assert occurrences(rig, "SKIP") == []
     assert occurrences(rig, "quick-ALL") == [(n, began_ms + n * 1_000) for n in range(1, 591)]
     assert occurrences(rig, "quick-ONE") == occurrences(rig, "quick-SKIP") == [(1, began_ms + 590_000)]
-    await pass_ms(rig, 10_000)
+    await rig.pass_ms(10_000)
     assert occurrences(rig, "SKIP") == [(1, began_ms + 600_000)]
     assert occurrences(rig, "ONE") == [*late, (2, began_ms + 600_000)]
     check_rows(rig)
@@ -116,7 +116,7 @@ async def test_a_turn_is_bounded(rig: EmbeddedRig) -> None:
             await add(rig, f"s-{number}", catch_up=CatchUp.ALL, body=b"x" * 20_000)
         rig.clock.advance(30_000)
         for _ in range(210):
-            await pass_ms(rig, 20)
+            await rig.pass_ms(20)
     assert max(sizes) <= 100_000 + 6 * 21_000
     for number in range(6):
         assert [n for n, _ in occurrences(rig, f"s-{number}")] == list(range(1, 35))
@@ -134,7 +134,7 @@ async def test_a_read_occurrence_of_a_removed_schedule_sends_nothing(rig: Embedd
 
     with patch.object(Recurring, "plan", noted):
         await add(rig)
-        await pass_ms(rig, 1_000)
+        await rig.pass_ms(1_000)
     (first,) = looked
     await rig.broker.schedules.remove(NAME)
     assert real(*first) == []
@@ -151,7 +151,7 @@ async def test_many_of_one_time_do_not_fill_a_turn(rig: EmbeddedRig) -> None:
         rig.scheduler.turn()
         assert sum(len(occurrences(rig, name)) for name in made) == 5
         for _ in range(3):
-            await pass_ms(rig, 20)
+            await rig.pass_ms(20)
     assert [len(occurrences(rig, name)) for name in made] == [1] * len(made)
 
 
@@ -184,7 +184,7 @@ async def test_it_ends(rig: EmbeddedRig) -> None:
         await add(rig, f"count-{policy.name}", count=3, catch_up=policy)
         await add(rig, f"end-{policy.name}", end_ms=began_ms + 3_500, catch_up=policy)
     await tick(rig, 2)
-    await pass_ms(rig, 20_000)
+    await rig.pass_ms(20_000)
     assert occurrences(rig, "count-ALL") == occurrences(rig, "end-ALL")
     assert [n for n, _ in occurrences(rig, "count-ALL")] == [1, 2, 3]
     assert occurrences(rig, "end-ONE")[-1] == (3, began_ms + 3_000)
@@ -244,7 +244,7 @@ async def test_figures_counted_at_creation_are_the_same_again(rig: EmbeddedRig) 
     facts: dict[str, Any] = {"start_after_ms": 5_000, "end_after_ms": 7_000}
     await add(rig, **facts)
     for _ in range(2):
-        await pass_ms(rig, 1_500)
+        await rig.pass_ms(1_500)
         status, is_made = await rig.broker.schedules.add(wanted(**facts))
         assert (is_made, status.schedule.start_ms, status.schedule.end_ms) == (
             False,
@@ -514,12 +514,12 @@ async def test_a_zone_that_is_gone_pauses_it(rig: EmbeddedRig) -> None:
     await add(rig, "a", cron="* * * * *", zone="Europe/Berlin")
     await add(rig, "b", every_ms=60_000)
     with patch.object(recurrence, "zone_of", side_effect=recurrence.RuleError("the time zone is not known")):
-        await pass_ms(rig, 60_000)
+        await rig.pass_ms(60_000)
     found = await rig.broker.schedules.show("a")
     assert (found.progress.phase, found.progress.why) == (Phase.PAUSED, "the time zone is not known")
     assert len(occurrences(rig, "a")) == len(occurrences(rig, "b")) == 1
     await rig.broker.schedules.resume("a")
-    await pass_ms(rig, 60_000)
+    await rig.pass_ms(60_000)
     assert len(occurrences(rig, "a")) == 2
     check_rows(rig)
 

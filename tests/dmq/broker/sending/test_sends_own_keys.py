@@ -48,8 +48,7 @@ async def taken(rig: EmbeddedRig) -> list[str]:
 
 async def after(rig: EmbeddedRig, ms: int) -> list[str]:
     """Let time pass, and return what comes."""
-    rig.clock.advance(ms)
-    await rig.settle()
+    await rig.pass_ms(ms)
     waiting_under_keys(rig.store)
     return await taken(rig)
 
@@ -273,8 +272,7 @@ async def test_a_change_repeated_by_key_names_the_last_holder(rig: EmbeddedRig) 
 
     await put(rig, "b")
     assert await by_key(rig, "fire") == ("b", ChangeOutcome.DONE, rig.clock.now_ms())
-    rig.clock.advance(2)
-    await rig.settle()
+    await rig.pass_ms(2)
     delivered_ms = rig.clock.now_ms()
     await rig.restart(End.KILL, down_ms=1)
     assert await by_key(rig, "fire") == ("b", ChangeOutcome.TOO_LATE, delivered_ms)
@@ -338,8 +336,7 @@ async def test_only_a_key_that_becomes_free_has_a_row_of_its_last_holder(rig: Em
         return Counter(index_place(key)[1] for key, _ in all_rows(rig.store, Family.INDEX))
 
     assert rows() == {topic_id: 5}
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     assert rows() == {topic_id: 5, own_key_scope(topic_id): 1}
 
 
@@ -348,8 +345,7 @@ async def test_the_hand_over_frees_the_key(rig: EmbeddedRig) -> None:
     """Whoever receives the message sees its key as a property; its retries and a kill leave the key free."""
     await put(rig, "a")
     assert await after(rig, SOON_MS - 1) == []
-    rig.clock.advance(1)
-    await rig.settle()
+    await rig.pass_ms(1)
     assert waiting_under_keys(rig.store) == {}
     await rig.restart(End.KILL)
     (came,) = await receive(rig)
@@ -406,8 +402,7 @@ async def test_messages_of_a_group_keep_the_order_of_their_times(rig: EmbeddedRi
             keyed("B", at_ms, key="b", message_group="other"),
         ]
     )
-    rig.clock.advance(SOON_MS + 3)
-    await rig.settle()
+    await rig.pass_ms(SOON_MS + 3)
     came = await taken(rig)
     assert sorted(came) == ["A", "B", "c"]
     assert came.index("c") < came.index("A")

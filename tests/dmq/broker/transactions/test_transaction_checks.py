@@ -11,7 +11,6 @@ from support.forges.messages.half import (
     Producer,
     a_half,
     halves,
-    pass_time,
     prepare,
     prepare_one,
     refusal,
@@ -38,19 +37,19 @@ async def test_a_producer_is_asked_after_6_s_and_then_every_30(rig: EmbeddedRig)
     """Not a millisecond earlier; each time with the message and the id by which it is decided."""
     producer = Producer(rig)
     transaction_id = await prepare_one(rig)
-    await pass_time(rig, FIRST_MS - 1)
+    await rig.pass_ms(FIRST_MS - 1)
     assert not producer.asked
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     (asked,) = await producer.heard(1)
     assert asked == Check(TOPIC, "m-1", transaction_id, b"payload", 1)
-    await pass_time(rig, EVERY_MS - 1)
+    await rig.pass_ms(EVERY_MS - 1)
     assert len(producer.asked) == 1
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     assert [each.number for each in await producer.heard(2)] == [1, 2]
     assert [each.attempt for each in told(rig, EventKind.TX_CHECKED)] == [1, 2]
     await rig.broker.transactions.commit(TOPIC, producer.asked[-1].transaction_id)
     assert ids(await receive(rig)) == ["m-1"]
-    await pass_time(rig, EVERY_MS)
+    await rig.pass_ms(EVERY_MS)
     assert len(producer.asked) == 2
 
 
@@ -59,13 +58,13 @@ async def test_a_message_may_set_its_first_check_time(rig: EmbeddedRig) -> None:
     """Earlier or later than the rule; only the first time."""
     producer = Producer(rig)
     await prepare(rig, a_half(check_after_ms=1_000))
-    await pass_time(rig, 999)
+    await rig.pass_ms(999)
     assert not producer.asked
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     await producer.heard(1)
-    await pass_time(rig, EVERY_MS - 1)
+    await rig.pass_ms(EVERY_MS - 1)
     assert len(producer.asked) == 1
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     await producer.heard(2)
 
 
@@ -75,10 +74,10 @@ async def test_without_a_producer_nothing_is_counted(rig: EmbeddedRig) -> None:
     producer = Producer(rig, is_there=False)
     await prepare_one(rig)
     for _ in range(3 * CHECKS_MAX):
-        await pass_time(rig, EVERY_MS)
+        await rig.pass_ms(EVERY_MS)
     assert (producer.asked, told(rig, EventKind.TX_CHECKED), halves(rig)) == ([], [], 1)
     producer.is_there = True
-    await pass_time(rig, PAUSE_MS_MAX)
+    await rig.pass_ms(PAUSE_MS_MAX)
     (asked,) = await producer.heard(1)
     assert asked.number == 1
 
@@ -88,7 +87,7 @@ async def test_checks_go_on_after_a_kill(rig: EmbeddedRig) -> None:
     """Their count is where it was, and the transaction id still leads to the message."""
     producer = Producer(rig)
     await prepare_one(rig)
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     await producer.heard(1)
     await rig.restart(End.KILL, down_ms=5 * EVERY_MS)
     producer = Producer(rig)
@@ -110,7 +109,7 @@ async def test_only_as_many_are_asked_as_there_is_room_for(rig: EmbeddedRig) -> 
         pass
     assert len(told(rig, EventKind.TX_CHECKED)) == UNDER_WAY_MAX
     await producer.heard(UNDER_WAY_MAX)
-    await pass_time(rig, BUSY_MS)
+    await rig.pass_ms(BUSY_MS)
     asked = await producer.heard(count)
     assert len({each.message_id for each in asked}) == count
     assert {each.number for each in asked} == {1}
@@ -121,13 +120,13 @@ async def test_the_clock_may_step_back(rig: EmbeddedRig) -> None:
     """A check that was planned behind the step is at its time by the new clock, and none is lost."""
     producer = Producer(rig)
     await prepare_one(rig)
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     await producer.heard(1)
     rig.clock.step_to(rig.clock.now_ms() - 3_600_000)
     await prepare_one(rig, "m-2")
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     assert [each.message_id for each in await producer.heard(2)] == ["m-1", "m-2"]
-    await pass_time(rig, 3_600_000 + EVERY_MS)
+    await rig.pass_ms(3_600_000 + EVERY_MS)
     assert sorted((each.message_id, each.number) for each in (await producer.heard(4))[2:]) == [("m-1", 2), ("m-2", 2)]
 
 
@@ -140,12 +139,12 @@ async def test_after_its_last_check_it_is_a_dead_letter(rig: EmbeddedRig) -> Non
     producer = Producer(rig)
     transaction_id = await prepare_one(rig)
     begun_ms = rig.clock.now_ms()
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     for _ in range(CHECKS_MAX - 1):
-        await pass_time(rig, EVERY_MS)
+        await rig.pass_ms(EVERY_MS)
     await producer.heard(CHECKS_MAX)
     assert DEAD not in rig.broker.names.topics or not await receive(rig, group="u", topic=DEAD)
-    await pass_time(rig, EVERY_MS)
+    await rig.pass_ms(EVERY_MS)
     page = await rig.broker.dead_letters.page(GIVEN_UP_GROUP, DeadFilter(), offset=0, limit=9, with_outcome=False)
     (letter,) = page.letters
     dead = letter.dead
@@ -170,7 +169,7 @@ async def test_a_message_that_was_given_up_can_be_sent_again(rig: EmbeddedRig) -
     envelope = encode(Message(topic=TOPIC, message_id="m-1", body=b"whole"))
     await rig.broker.transactions.prepare([Half(envelope)])
     for _ in range(CHECKS_MAX + 1):
-        await pass_time(rig, EVERY_MS)
+        await rig.pass_ms(EVERY_MS)
     job = Job(job_id=0, kind=JobKind.REDRIVE, group=GIVEN_UP_GROUP)
     await rig.broker.dead_letters.start(job, is_dry_run=False)
     await until(lambda: len(told(rig, EventKind.REDRIVEN)) == 1)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.forges.messages.half import DEAD, EVERY_MS, FIRST_MS, Producer, a_half, halves, pass_time, prepare
+from support.forges.messages.half import DEAD, EVERY_MS, FIRST_MS, Producer, a_half, halves, prepare
 from support.forges.messages.letters import told
 from support.rigs.broker.rig import TOPIC, EmbeddedRig, End, every_durable_broker, ids, play, receive
 from support.rigs.store.rows import GatedEngine, all_rows
@@ -47,8 +47,8 @@ def test_a_check_writes_no_body(tmp_path: Path, is_there: bool) -> None:
         (receipt,) = await prepare(rig, a_half(payload=b"x" * BODY_BYTES))
         assert written(gates[-1].batches) > BODY_BYTES
         gates[-1].batches.clear()
-        await pass_time(rig, FIRST_MS)
-        await pass_time(rig, EVERY_MS)
+        await rig.pass_ms(FIRST_MS)
+        await rig.pass_ms(EVERY_MS)
         assert 0 < written(gates[-1].batches) < 10_000
         if is_there:
             assert [len(each.payload) for each in await producer.heard(2)] == [BODY_BYTES] * 2
@@ -78,7 +78,7 @@ async def test_it_is_checked_ever_less_while_no_producer_can_be_asked(rig: Embed
     """An hour takes a few looks; one producer that is there again, and it is asked in its old rhythm."""
     producer = Producer(rig, is_there=False)
     await prepare(rig)
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     looks = 1
     for _ in range(3_600):
         rig.clock.advance(1_000)
@@ -86,8 +86,8 @@ async def test_it_is_checked_ever_less_while_no_producer_can_be_asked(rig: Embed
             looks += 1
     assert 8 <= looks <= 15
     producer.is_there = True
-    await pass_time(rig, PAUSE_MS_MAX)
-    await pass_time(rig, EVERY_MS)
+    await rig.pass_ms(PAUSE_MS_MAX)
+    await rig.pass_ms(EVERY_MS)
     assert [each.number for each in await producer.heard(2)] == [1, 2]
 
 
@@ -98,7 +98,7 @@ async def test_it_is_given_up_in_time_also_without_a_producer(rig: EmbeddedRig) 
     waited_ms = 0
     while halves(rig):
         assert waited_ms < 2 * CheckOptions().max_age_ms
-        await pass_time(rig, PAUSE_MS_MAX)
+        await rig.pass_ms(PAUSE_MS_MAX)
         waited_ms += PAUSE_MS_MAX
         if waited_ms == 12 * PAUSE_MS_MAX:
             await rig.restart(End.KILL)
@@ -117,10 +117,10 @@ async def test_a_step_of_the_clock_makes_nothing_old(rig: EmbeddedRig) -> None:
     """A year at once is one pause: the age is what it waited, not what the clock says."""
     producer = Producer(rig, is_there=False)
     await prepare(rig)
-    await pass_time(rig, 365 * DAY_MS)
-    await pass_time(rig, 365 * DAY_MS)
+    await rig.pass_ms(365 * DAY_MS)
+    await rig.pass_ms(365 * DAY_MS)
     producer.is_there = True
-    await pass_time(rig, PAUSE_MS_MAX)
+    await rig.pass_ms(PAUSE_MS_MAX)
     (asked,) = await producer.heard(1)
     await rig.broker.transactions.commit(TOPIC, asked.transaction_id)
     assert ids(await receive(rig)) == ["m-1"]
@@ -150,7 +150,7 @@ async def take_over(how: str, rig: EmbeddedRig) -> None:
     (version,) = rig.store.get_many(Family.META, [META_FORMAT])
     assert version == pack_u64(FORMAT_VERSION)
     if how == "check":
-        await pass_time(rig, 5_000)
+        await rig.pass_ms(5_000)
         (asked,) = await producer.heard(1)
         assert (asked.message_id, asked.transaction_id, asked.number, asked.payload) == ("old", handle, 4, b"payload")
     if how in {"commit", "check"}:

@@ -14,7 +14,6 @@ from support.forges.messages.half import (
     a_half,
     halves,
     kinds,
-    pass_time,
     prepare,
     prepare_one,
     refusal,
@@ -54,7 +53,7 @@ async def test_a_half_message_is_invisible_until_it_is_committed(rig: EmbeddedRi
     """Neither now nor later, nor after a restart; then it is there as it was sent, with its tag, on attempt 1."""
     transaction_id = await prepare_one(rig)
     assert not await receive(rig)
-    await pass_time(rig, 3_600_000)
+    await rig.pass_ms(3_600_000)
     await rig.restart(End.KILL)
     assert not await receive(rig)
     assert halves(rig) == 1
@@ -82,7 +81,7 @@ async def test_a_rollback_removes_it_for_good(rig: EmbeddedRig) -> None:
     """Nothing of it is left to wait, and nobody is asked for it any more."""
     producer = Producer(rig)
     await rig.broker.transactions.roll_back(TOPIC, await prepare_one(rig))
-    await pass_time(rig, 3_600_000)
+    await rig.pass_ms(3_600_000)
     assert not await receive(rig)
     assert (halves(rig), producer.asked) == (0, [])
     assert kinds(rig) == [EventKind.HALF, EventKind.ROLLED_BACK]
@@ -152,7 +151,7 @@ async def test_an_id_of_a_half_message_is_that_of_no_other(rig: EmbeddedRig) -> 
     (repeated,) = await rig.broker.send([an_envelope("undecided", deliver_at_ms=due_ms)])
     assert repeated.repeated
     assert ids(await receive(rig)) == ["undecided"]
-    await pass_time(rig, 5_000)
+    await rig.pass_ms(5_000)
     assert not await receive(rig)
     meant = [Meant(pack_id("undecided"))]
     assert [each.outcome for each in await rig.broker.delayed.cancel(TOPIC, meant)] == [ChangeOutcome.TOO_LATE]
@@ -173,7 +172,7 @@ async def test_an_id_of_a_message_is_that_of_no_half_message(rig: EmbeddedRig) -
         await rig.restart(End.KILL)
     assert halves(rig) == 0
     assert ids(await receive(rig)) == ["at once"]
-    await pass_time(rig, 5_000)
+    await rig.pass_ms(5_000)
     assert ids(await receive(rig)) == ["delayed"]
 
 
@@ -228,7 +227,7 @@ async def test_a_half_message_that_is_sent_again_is_the_same(rig: EmbeddedRig) -
     """It gets the same transaction id, waiting, checked, or committed; after a rollback it hears the truth."""
     Producer(rig)
     (first,) = await prepare(rig, a_half())
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     (again,) = await prepare(rig, a_half(payload=b"other"))
     assert again == first._replace(repeated=True)
     assert halves(rig) == 1
@@ -273,12 +272,12 @@ async def test_a_full_disk_refuses_half_messages_and_takes_decisions(rig: Embedd
 async def test_a_relative_delay_begins_at_the_commit(rig: EmbeddedRig) -> None:
     """However long the decision took."""
     transaction_id = await prepare_one(rig, delay_ms=10_000)
-    await pass_time(rig, 60_000)
+    await rig.pass_ms(60_000)
     await rig.broker.transactions.commit(TOPIC, transaction_id)
     due_ms = rig.clock.now_ms() + 10_000
-    await pass_time(rig, 9_999)
+    await rig.pass_ms(9_999)
     assert not await receive(rig)
-    await pass_time(rig, 1)
+    await rig.pass_ms(1)
     (found,) = await receive(rig)
     assert (found.message_id, found.deliver_at_ms) == ("m-1", due_ms)
     (scheduled,) = told(rig, EventKind.SCHEDULED)
@@ -294,7 +293,7 @@ async def test_an_absolute_time_stays(rig: EmbeddedRig) -> None:
     await rig.broker.transactions.commit(TOPIC, early)
     await rig.settle()
     assert not await receive(rig)
-    await pass_time(rig, 10_000)
+    await rig.pass_ms(10_000)
     assert ids(await receive(rig)) == ["early"]
     await rig.broker.transactions.commit(TOPIC, late)
     (found,) = await receive(rig)
@@ -310,7 +309,7 @@ async def test_a_snapshot_can_read_it(rig: EmbeddedRig) -> None:
     Producer(rig)
     begun_ms = rig.clock.now_ms()
     await prepare_one(rig, delay_ms=5)
-    await pass_time(rig, FIRST_MS)
+    await rig.pass_ms(FIRST_MS)
     ((_, value),) = waiting_rows(rig.store)
     topic_id = rig.broker.names.topics[TOPIC].topic_id
     due_ms = begun_ms + FIRST_MS + EVERY_MS

@@ -105,8 +105,7 @@ class Play:
             await self._prepare(step.number)
         elif step.what.startswith("pass"):
             self.is_there = step.what == "pass"
-            self.rig.clock.advance(CHECKS.every_ms)
-            await self.rig.settle()
+            await self.rig.pass_ms(CHECKS.every_ms)
         elif step.number in self.ids:
             await self._end(step.number, commits=step.what == "commit")
 
@@ -138,8 +137,7 @@ class Play:
             if number in self.ids or self._told(number, EventKind.HALF):
                 await self._prepare(number)
                 await self._end(number, commits=number < MESSAGES // 2)
-        self.rig.clock.advance(DELAY_MS)
-        await self.rig.settle()
+        await self.rig.pass_ms(DELAY_MS)
 
     # -- what must be there -------------------------------------------------------------------------------------------
 

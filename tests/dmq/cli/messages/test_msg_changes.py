@@ -260,8 +260,7 @@ def test_a_message_delivered_meanwhile_is_reported(daemon: LiveCell, monkeypatch
 
     async def then_deliver(self: message_jobs.MessageJobs, job: MessageJob) -> None:
         await select(self, job)
-        daemon.rig.clock.advance(HOUR_MS)
-        await daemon.rig.settle()
+        await daemon.rig.pass_ms(HOUR_MS)
 
     monkeypatch.setattr(message_jobs.MessageJobs, "_select", then_deliver)
     result = daemon.run("msg", "recall", "orders", "--tag", "t", "--yes")

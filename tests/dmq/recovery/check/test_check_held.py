@@ -30,8 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         await rig.broker.send([an_envelope(f"m-{number}", deliver_at_ms=due_ms) for number in range(COUNT)])
         await rig.broker.send([an_envelope("later", deliver_at_ms=due_ms + 3_600_000)])
         await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=True))
-        rig.clock.advance(60_000)
-        await rig.settle()
+        await rig.pass_ms(60_000)
         assert sum(rig.store.held().values()) == COUNT
 
     return killed_cell(tmp_path_factory.mktemp("held"), make)
@@ -77,8 +76,7 @@ def test_a_restored_store_continues(made: Path, tmp_path: Path) -> None:
         assert sum(rig.store.held().values()) == COUNT
         await rig.broker.operator.set_topic(TOPIC, flow=FlowChange(is_paused=False))
         for _ in range(10):
-            rig.clock.advance(100)
-            await rig.settle()
+            await rig.pass_ms(100)
         assert not rig.store.held()
 
     run_cell(path, resume, clock)

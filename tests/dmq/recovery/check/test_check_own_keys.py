@@ -110,8 +110,7 @@ def test_a_salvage_rebuilds_the_keys(whole: Path, tmp_path: Path, damage: Damage
     async def look(rig: CellRig) -> None:
         assert sorted(waiting_under_keys(rig.store).values()) == list(keyed_ids)
         await rig.broker.send([keyed("d", NOW + 1_000, key="y")])
-        rig.clock.advance(1_000)
-        await rig.settle()
+        await rig.pass_ms(1_000)
         came = set(ids(await receive(rig)))
         assert came == {*keyed_ids, "d"} - {"c"} | ({"b"} if damage is twice else set())
         assert waiting_under_keys(rig.store) == {}

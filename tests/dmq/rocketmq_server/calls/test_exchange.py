@@ -256,8 +256,7 @@ async def test_each_handle_has_its_result(rig: Rig) -> None:
             assert wrong.rule is Rule.RECEIPT_HANDLE
         else:
             assert not any(results)
-    rig.clock.advance(INVISIBLE_MS)
-    await rig.settle()
+    await rig.pass_ms(INVISIBLE_MS)
     assert not (await rig.receive()).deliveries
 
 
@@ -389,11 +388,9 @@ async def test_a_delay_counts_from_the_time_that_is_believed(rig: Rig) -> None:
         at_ms = rig.clock.now_ms() + 5_000
         delayed = an_envelope("delayed", deliver_at_ms=at_ms - step_ms)._replace(is_relative=True)
         await joined.store.send([delayed, an_envelope("dated", deliver_at_ms=at_ms + 1)], ())
-    rig.clock.advance(4_999)
-    await rig.settle()
+    await rig.pass_ms(4_999)
     assert not (await rig.receive()).deliveries
-    rig.clock.advance(2)
-    await rig.settle()
+    await rig.pass_ms(2)
     assert [(each.message_id, each.deliver_at_ms) for each in (await rig.receive(wait_ms=LONG_MS)).deliveries] == [
         ("delayed", at_ms),
         ("dated", at_ms + 1),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.clients.wire.protocol import a_message, a_send, from_client
-from support.forges.messages.schedules import check_rows, occurrences, pass_ms
+from support.forges.messages.schedules import check_rows, occurrences
 from support.rigs.broker.rig import EmbeddedRig, play
 from support.rigs.store.rows import waiting_rows
 
@@ -76,7 +76,7 @@ def test_a_send_makes_a_schedule(tmp_path: Path) -> None:
         assert len(list(waiting_rows(rig.store))) == 1
         assert occurrences(rig, "report", "orders") == []
         for number in (1, 2, 3):
-            await pass_ms(rig, 300_000)
+            await rig.pass_ms(300_000)
             found = occurrences(rig, "report", "orders")
             assert found == [(n, began_ms + n * 300_000) for n in (1, 2)[:number]]
         payload = (await rig.broker.schedules.show("report")).payload
@@ -99,7 +99,7 @@ def test_repeated_it_is_the_same(tmp_path: Path) -> None:
         for number in range(3):
             answer = await served.send(recurring(f"01{number}", DMQ_START="+1h"))
             assert (answer.status.code, answer.entries[0].message_id) == (wire.OK, f"01{number}")
-            await pass_ms(rig, 60_000)
+            await rig.pass_ms(60_000)
         for other in (recurring(DMQ_START="+2h"), recurring(DMQ_START="+1h", color="blue")):
             answer = await served.send(other)
             assert answer.status.code == answer.entries[0].status.code == wire.ILLEGAL_MESSAGE_PROPERTY_KEY

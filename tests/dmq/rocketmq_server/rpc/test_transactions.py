@@ -116,8 +116,7 @@ def a_half(message_id: str = "01A", **properties: str) -> wire.Message:
 
 async def due(served: Served, ms: int) -> list[wire.Message]:
     """Let time pass and return what a consumer gets then."""
-    served.rig.clock.advance(ms)
-    await served.rig.settle()
+    await served.rig.pass_ms(ms)
     return [wire.Message.FromString(each.payload) for each in await receive(served.rig, topic="orders")]
 
 

@@ -194,8 +194,7 @@ class Members:
 
     async def pass_time(self, ms: int = 1_000) -> None:
         """Let time pass, and what is due happen."""
-        self.rig.clock.advance(ms)
-        await self.rig.settle()
+        await self.rig.pass_ms(ms)
 
     async def close(self) -> None:
         """End all clients."""

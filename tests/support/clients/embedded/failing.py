@@ -41,18 +41,12 @@ async def give_up(rig: Rig, delivery: Delivery, attempts: int = 1, *, group: str
     await rig.broker.dead_letter(group, delivery.topic, delivery.receipt_handle, attempts=attempts)
 
 
-async def pass_time(rig: Rig, ms: int) -> None:
-    """Let time pass, in a blink."""
-    rig.clock.advance(ms)
-    await rig.settle()
-
-
 async def comes_after(rig: Rig, ms: int, *, group: str = GROUP, topic: str = TOPIC) -> Delivery:
     """Let ``ms`` pass and return the one message that comes then, and not a millisecond before."""
     if ms:
-        await pass_time(rig, ms - 1)
+        await rig.pass_ms(ms - 1)
         assert not await pushed(rig, group=group, topic=topic), f"earlier than {ms} ms"
-        await pass_time(rig, 1)
+        await rig.pass_ms(1)
     return await pushed_one(rig, group=group, topic=topic)
 
 
@@ -72,7 +66,7 @@ async def dead_letters(rig: Rig, *, group: str = GROUP) -> list[tuple[str, DeadL
 async def is_over(rig: Rig, *, group: str = GROUP, topic: str = TOPIC) -> bool:
     """Say whether nothing comes to a group any more, however long it waits."""
     for _ in range(3):
-        await pass_time(rig, INVISIBLE_MS + max(DELAYS_MS))
+        await rig.pass_ms(INVISIBLE_MS + max(DELAYS_MS))
         if await receive(rig, group=group, topic=topic):
             return False
     return True

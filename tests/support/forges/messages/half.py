@@ -61,12 +61,6 @@ async def prepare_one(rig: EmbeddedRig, message_id: str = "m-1", *, due_ms: int 
     return receipt.transaction_id
 
 
-async def pass_time(rig: EmbeddedRig, ms: int) -> None:
-    """Let time pass and everything that is due happen."""
-    rig.clock.advance(ms)
-    await rig.settle()
-
-
 def halves(rig: EmbeddedRig) -> int:
     """How many half messages wait, as counted."""
     return rig.store.pending().get(half_scope(rig.broker.names.topics[TOPIC].topic_id), 0)

@@ -35,16 +35,10 @@ async def add(rig: EmbeddedRig, name: str = NAME, **facts: Any) -> ScheduleStatu
     return status
 
 
-async def pass_ms(rig: EmbeddedRig, ms: int) -> None:
-    """Let time pass at once, and what is due by then be done."""
-    rig.clock.advance(ms)
-    await rig.settle()
-
-
 async def tick(rig: EmbeddedRig, times: int, every_ms: int = 1_000) -> None:
     """Let time pass a step at a time."""
     for _ in range(times):
-        await pass_ms(rig, every_ms)
+        await rig.pass_ms(every_ms)
 
 
 def occurrences(rig: EmbeddedRig, name: str = NAME, topic: str = TOPIC) -> list[tuple[int, int]]:

@@ -86,6 +86,10 @@ class Rig(Protocol):
         """Return when everything that is due was handed over and everything that expired came back."""
         ...
 
+    async def pass_ms(self, ms: int) -> None:
+        """Advance the clock and settle."""
+        ...
+
     async def restart(self, end: End, *, down_ms: int = 0) -> None:
         """End the run and begin another one ``down_ms`` later."""
         ...
@@ -97,7 +101,20 @@ class Rig(Protocol):
         ...
 
 
-class EmbeddedRig:
+class _Clocked:
+    """The part of a rig that passes time."""
+
+    clock: ManualClock
+
+    async def settle(self) -> None:
+        raise NotImplementedError
+
+    async def pass_ms(self, ms: int) -> None:
+        self.clock.advance(ms)
+        await self.settle()
+
+
+class EmbeddedRig(_Clocked):
     """The embedded broker with its scheduler, driven by hand. ``disk`` says on which engine."""
 
     def __init__(
@@ -251,7 +268,7 @@ class EmbeddedRig:
         return self._path / f"run-{self._runs}"
 
 
-class MemoryBrokerRig:
+class MemoryBrokerRig(_Clocked):
     """The double that tests of the sidecar use, so that it cannot drift from the contract."""
 
     def __init__(self, path: Path, *, queues: int = 4) -> None:
@@ -282,7 +299,7 @@ class MemoryBrokerRig:
         self.broker.policies[group] = GroupSettings(is_fifo, max_attempts, delays_ms)
 
 
-class FrontedRig:
+class FrontedRig(_Clocked):
     """The embedded broker as front processes meet it: messages come and go over a stream."""
 
     def __init__(self, path: Path, *, queues: int = 4) -> None:

@@ -92,8 +92,7 @@ class EmbeddedClassicRig:
         return f"group-{next(self._taken)}"
 
     async def later(self, ms: int) -> None:
-        self.embedded.clock.advance(ms)
-        await self.embedded.settle()
+        await self.embedded.pass_ms(ms)
 
     async def close(self) -> None:
         for each in self.clients:

@@ -75,14 +75,12 @@ async def test_a_message_is_found_wherever_it_is(rig: EmbeddedRig) -> None:
     await rig.broker.delayed.reschedule(TOPIC, [Meant(pack_id("m"))], now_ms + 1_000)
     await rig.restart(End.KILL)
     assert await places(rig, "42") == [("WAITING", "", "m")]
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     assert await places(rig, "42") == [("QUEUED", "", "m")]
     for delivery in await receive(rig, renew_for="client"):
         await change(rig, delivery)
     assert await places(rig, "42") == [("RETRYING", GROUP, "m"), ("QUEUED", "", "m")]
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     assert sorted(await places(rig, "42")) == [("QUEUED", "", "m"), ("READY", GROUP, "m")]
     for delivery in await receive(rig, renew_for="client"):
         await change(rig, delivery)
@@ -148,8 +146,7 @@ async def test_pages_of_a_frequent_value_are_complete(rig: EmbeddedRig) -> None:
         found = [each.message_id for page in await pages(rig, "42", limit) for each in page]
         assert (len(found), set(found)) == (150, ids)
     first = await ask(rig, wire.FindMessagesRequest(topic=TOPIC, property="order-id", value="42", limit=50))
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     request = wire.FindMessagesRequest(
         topic=TOPIC, property="order-id", value="42", limit=1_000, token=first.next_token
     )
@@ -198,8 +195,7 @@ async def test_a_property_is_indexed_from_the_change_on(rig: EmbeddedRig) -> Non
     await rig.broker.send([an_order("old", "42"), an_order("late", "42", deliver_at_ms=rig.clock.now_ms() + 1_000)])
     await index(rig, "order-id", "color")
     assert await places(rig, "42") == []
-    rig.clock.advance(1_000)
-    await rig.settle()
+    await rig.pass_ms(1_000)
     await rig.restart(End.KILL)
     assert await places(rig, "42") == [("QUEUED", "", "late")]
     await ask(rig, wire.SetTopicRequest(topic=TOPIC, no_index_properties=["order-id"]))
