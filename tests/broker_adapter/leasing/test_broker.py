@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from support.clients.embedded.consumers import PATIENCE_S, Faulty, eventually
+from support.models.broker.progress_check import assert_member_progress
 from support.models.costs.unread import UnreadDict
-from support.models.progress_check import assert_member_progress
 from support.rigs.broker.rig import EmbeddedRig, play
 from support.rigs.rocketmq.real_time import Decider, a_message
 

@@ -31,8 +31,8 @@ from support.models.broker.draws import (
 )
 from support.models.broker.machine import BrokerRules
 from support.models.broker.model import Policy
+from support.models.broker.progress_check import assert_progress
 from support.models.broker.trail import read_facts
-from support.models.progress_check import assert_progress
 from support.rigs.broker.rig import End, receive
 
 from broker_adapter.contracts.errors import BrokerUnavailable

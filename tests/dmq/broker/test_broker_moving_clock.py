@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 from support.effort import EFFORT, SEED
-from support.models.progress_check import assert_progress
+from support.models.broker.progress_check import assert_progress
+from support.rigs.broker.moving_clock import MovingClock
 from support.rigs.broker.rig import GROUP, TOPIC, EmbeddedRig, End, an_envelope, play, receive, until
-from support.rigs.moving_clock import MovingClock
 
 from broker_adapter.contracts.errors import Refused
 
@@ -132,8 +132,7 @@ async def play_history(rig: EmbeddedRig, random: Random) -> None:
             await rig.restart(End.KILL)
     await clients.stop_waiting()
     for _ in range(12):
-        rig.clock.advance(AFTER_ALL_MS)
-        await rig.settle()
+        await rig.pass_ms(AFTER_ALL_MS)
         while found := await receive(rig):
             await rig.broker.ack(GROUP, TOPIC, [each.receipt_handle for each in found])
     assert rig.broker.lease_count == 0

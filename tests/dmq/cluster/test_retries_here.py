@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from support.clients.embedded.failing import dead_letters
+from support.models.broker.progress_check import assert_taken_progress
 from support.models.costs.unread import UnreadDict
-from support.models.progress_check import assert_taken_progress
 from support.rigs.broker.rig import GROUP, PATIENCE_S, TOPIC, EmbeddedRig, play, receive, until
 
 from broker_adapter.contracts.adapter import GroupSettings, PopBroker, Subscription
