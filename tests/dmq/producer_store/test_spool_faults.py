@@ -50,7 +50,7 @@ def test_short_of_disk_space_only_puts_are_refused(disk: Path) -> None:
 
 def test_a_disk_that_runs_out_is_overcome_once_there_is_room(disk: Path) -> None:
     """ENOSPC under a put: it is in doubt, all before it are there, and the spool opens its directory by itself."""
-    ran = run("disk_runs_out", disk, before=small_disk(disk, 48 * _MIB))
+    ran = run("disk_runs_out", disk, before=small_disk(disk, 64 * _MIB))
     assert lines(ran.stdout) == [["mended", 0, 0, True], ["goes on", True]], ran.stdout + ran.stderr
 
 

@@ -275,7 +275,7 @@ def disk_runs_out(root: Path, argument: str) -> None:
     del argument
     options = SpoolOptions(adopt_every_s=0, free_bytes_min=0)
     with (root / "room").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 16 * _MIB)
+        os.posix_fallocate(file.fileno(), 0, 28 * _MIB)  # more than its log, which it may write again as tables
     with Spool(root, options=options) as spool:
         acknowledged: list[int] = []
         in_doubt = 0
