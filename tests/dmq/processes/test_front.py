@@ -14,7 +14,7 @@ pytestmark = pytest.mark.integration
 # What the store process has, and what draws: together they were two thirds of a front's start.
 NEEDLESS = re.compile(
     r"(rocksdict|grpc\w*|prometheus_client|pydantic|numpy|pyarrow)(\.|$)|rich\."  # rich is kept out
-    r"|dmq\.(store\.(?!schema)|store\.schema\.(?!limits$)|trail|scheduler|daemon|rocketmq_server\.rpc\.service"
+    r"|dmq\.(store\.(?!schema)|store\.schema\.(?!operators(\.limits)?$)|trail|scheduler|daemon|rocketmq_server\.rpc\.service"
     r"|broker"
     r"|metrics\.registry|config\.settings|admin\.(?!api$|api\.access$|admin_v1$))"
 )

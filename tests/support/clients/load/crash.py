@@ -80,6 +80,7 @@ class Ledger:
     refusals: list[str] = field(default_factory=list)
     news: threading.Condition = field(default_factory=threading.Condition)
     accepted_total: int = 0
+    acked_total: int = 0
 
     def is_settled(self) -> bool:
         """Whether every accepted message was acknowledged or is dead, as far as its receivers know."""
@@ -262,6 +263,7 @@ class Load:
             for each, entry in zip(deliveries, answer.entries, strict=True):
                 if entry.status.code == wire.OK:
                     ledger.acked_at_ms.setdefault(each.message_id, now_ms)
+                    ledger.acked_total += 1
                 elif entry.status.code == wire.INVALID_RECEIPT_HANDLE:
                     ledger.stale_acks += 1
                 else:
