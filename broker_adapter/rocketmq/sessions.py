@@ -24,7 +24,7 @@ from broker_adapter.rocketmq.proxies import CLIENT_VERSION, Proxies, Proxy
 from broker_adapter.wire import rocketmq_v2 as wire
 from broker_adapter.wire.mapping import resource_of, set_duration
 
-_SETTINGS_S_MAX = 5.0
+_SETTINGS_S_MIN = 5.0  # time limit of the answer to settings, if the one of calls is shorter
 _GOODBYE_MS = 1_000
 _LONG_POLLING_MS = 20_000
 _TOPICS_MAX = 256  # a new topic sends the whole list; an evicted topic costs one call
@@ -155,7 +155,7 @@ class ProxySession:
     async def _tell(self, proxy: Proxy, stream: _Stream) -> None:
         """Send the settings, and wait for the first answer to them."""
         try:
-            async with asyncio.timeout(_SETTINGS_S_MAX):
+            async with asyncio.timeout(max(_SETTINGS_S_MIN, self._proxies.options.request_timeout_ms / 1000)):
                 with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader reports the error
                     await stream.call.write(wire.TelemetryCommand(settings=self._wanted(proxy)))
                 await asyncio.shield(stream.settings)

@@ -213,6 +213,7 @@ class _BreaksOff(grpc.GenericRpcHandler):
     def __init__(self, *, hands_out: bool = False, asks: Sequence[wire.TelemetryCommand] = ()) -> None:
         self.hands_out = hands_out
         self.asks = asks
+        self.settings_after_s = 0.0
         self.address = ""
         self.settled = 0
 
@@ -234,6 +235,7 @@ class _BreaksOff(grpc.GenericRpcHandler):
         """Agree to all settings."""
         async for _frame in frames:
             self.settled += 1
+            await asyncio.sleep(self.settings_after_s)
             yield wire.TelemetryCommand(status=wire.Status(code=wire.OK), settings=wire.Settings()).SerializeToString()
             for each in self.asks:
                 yield each.SerializeToString()
@@ -301,6 +303,22 @@ def test_a_check_that_fails_ends_no_stream() -> None:
                 assert proxy.settled == 1
             finally:
                 await broker.close()
+
+    asyncio.run(scenario())
+
+
+def test_settings_are_awaited_as_long_as_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy that is slow to answer them is not away before the time limit of calls is over."""
+    monkeypatch.setattr("broker_adapter.rocketmq.sessions._SETTINGS_S_MIN", 0.01)
+
+    async def scenario() -> None:
+        async with served(_BreaksOff()) as proxy:
+            proxy.settings_after_s = 0.2
+            async with connected(proxy.address, request_timeout_ms=PATIENT_MS) as broker:
+                broker.attach(_Raises())
+                with pytest.raises(Refused, match="Method not found"):
+                    await broker.prepare([Half(a_message("orders"))])
+        assert proxy.settled == 1
 
     asyncio.run(scenario())
 
