@@ -357,9 +357,10 @@ class MemberLeases:
             await self._send_back(held, delay_level)
         except BaseException:
             if held.is_leased:
-                self._timers.start(held.ends_ms, held)  # the earlier timer may have expired meanwhile
-            else:
-                self._wait(held, first=True)  # a receive may have passed over it meanwhile
+                if held.ends_ms <= self._clock.boot_ms():  # its timer may have expired meanwhile
+                    self._timers.start(held.ends_ms, held)
+            elif held not in self._waiting[held.topic]:  # a receive passed over it meanwhile
+                self._wait(held, first=True)
             raise
 
     async def _expired(self, held: HeldDelivery) -> None:
